@@ -1,0 +1,136 @@
+"""How one ⊕ is unrolled over time: a registry of backends and the choice among them.
+
+For t = 0 .. T-1, with z_0 = h(t-1), zeroed where reset[t]:
+
+    z_l = φ_l(A_l[t] + W_l z_{l-1} + S_l h(t-1)),    h(t) = z_L
+
+A holds what does not depend on the recurrence (input projections and biases) of all layers side by
+side, computed before the loop as one product or gather.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from itertools import accumulate
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from deeprnn.errors import UserError
+
+logger = logging.getLogger("deeprnn")
+
+
+@dataclass(frozen=True)
+class TransitionSpec:
+    """What a backend must know of one ⊕; hashable, so that compiled code can be kept by it."""
+
+    sizes: tuple[int, ...]
+    units: tuple[str, ...]
+    shortcuts: tuple[bool, ...]
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the width of the state."""
+        return self.sizes[-1]
+
+    @property
+    def depth(self) -> int:
+        """L, the number of layers."""
+        return len(self.sizes)
+
+    @property
+    def total(self) -> int:
+        """Width of A: all layers side by side."""
+        return sum(self.sizes)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each layer begins in A."""
+        return tuple(accumulate(self.sizes[:-1], initial=0))
+
+    @property
+    def text(self) -> tuple[str, str]:
+        """Units and shortcuts as strings, the form in which custom operators take them."""
+        return ",".join(self.units), "".join("1" if s else "0" for s in self.shortcuts)
+
+    @classmethod
+    def from_text(cls, sizes: Sequence[int], units: str, shortcuts: str) -> TransitionSpec:
+        """Read what `text` wrote."""
+        return cls(tuple(sizes), tuple(units.split(",")), tuple(c == "1" for c in shortcuts))
+
+
+REGISTRY = {
+    "reference": "deeprnn.backends.reference",
+    "cpu": "deeprnn.backends.cpu",
+    "cuda": "deeprnn.backends.cuda",
+    "scan": "deeprnn.backends.scan",
+}
+PREFERENCE = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "reference")}
+
+
+def load(name: str) -> ModuleType:
+    """The module of a backend, imported when first asked for."""
+    if name not in REGISTRY:
+        raise UserError(f"unknown backend {name!r}: known are auto, {', '.join(REGISTRY)}")
+    return import_module(REGISTRY[name])
+
+
+@lru_cache(maxsize=256)
+def choose(
+    spec: TransitionSpec, device: str, dtype: torch.dtype, T: int, B: int, P: int = 1, precision: str = "fp32"
+) -> str:
+    """The name of the fastest backend that can serve this case; the choice is logged once."""
+    reasons = []
+    for name in PREFERENCE.get(device, ("reference",)):
+        reason = load(name).why_not(spec, torch.device(device), dtype, T, B, P=P, precision=precision)
+        if reason is None:
+            note = f" ({'; '.join(reasons)})" if reasons else ""
+            _log_choice(name, spec, device, dtype, note)
+            return name
+        reasons.append(f"{name}: {reason}")
+    raise UserError("no backend can serve this case: " + "; ".join(reasons))
+
+
+@lru_cache(maxsize=1024)
+def _log_choice(name: str, spec: TransitionSpec, device: str, dtype: torch.dtype, note: str) -> None:
+    logger.info("backend %s for ⊕ %s on %s in %s%s", name, spec.sizes, device, dtype, note)
+
+
+def unroll(
+    A: Tensor,
+    h0: Tensor,
+    W: Sequence[Tensor],
+    S: Sequence[Tensor],
+    spec: TransitionSpec,
+    reset: Tensor | None = None,
+    backend: str = "auto",
+    precision: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """States of all steps: h (T, B, H) and the intermediate layers z (T, B, ΣM_l − H).
+
+    A is (T, B, ΣM_l), h0 (B, H), W_l (M_l, M_{l-1}), and S holds one (M_l, H) for each shortcut.
+    Under autocast the products may run in bf16 where the backend can, but the state keeps its type.
+    """
+    device, dtype = A.device.type, W[0].dtype
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+    if precision == "auto":
+        precision = "bf16" if autocast and device == "cuda" else "fp32"
+    with torch.autocast(device, enabled=False):
+        A, h0 = A.to(dtype), h0.to(dtype)
+        if backend == "auto":
+            if torch.compiler.is_exporting():
+                backend = "scan"
+            else:
+                backend = choose(spec, device, dtype, A.shape[0], A.shape[1], 1, precision)
+        else:
+            args = (spec, A.device, dtype, A.shape[0], A.shape[1])
+            reason = load(backend).why_not(*args, P=1, precision=precision)
+            if reason is not None:
+                raise UserError(f"backend {backend!r} cannot serve this case: {reason}")
+        return load(backend).unroll(A, h0, list(W), list(S), spec, reset, precision)

@@ -1,0 +1,260 @@
+"""The paper's models, assembled from ⊕ and ▷."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from deeprnn import init as initialisation
+from deeprnn.init import InitSpec
+from deeprnn.operators import Plus, Predict
+from deeprnn.specs import Dropout, ModelSpec, PlusSpec, PredictSpec
+
+State = tuple[Tensor, ...]
+
+
+class SequenceModel(nn.Module):
+    """Levels of ⊕ below one ▷: inputs to logits of the next symbol.
+
+    `y, state = model(x, state)`: x is (T, B, I) vectors or frames, or (T, B) integer symbols; y is
+    (T, B, O) logits; state is one (B, H) tensor per level, None for zeros. Nothing is hidden on the
+    module, so a sequence may be cut anywhere and carried on.
+    """
+
+    def __init__(self, spec: ModelSpec, device=None, dtype=None, initialise: bool = True) -> None:
+        super().__init__()
+        self.spec = spec
+        self.levels: list[Plus] = nn.ModuleList(
+            Plus.from_spec(p, device, dtype, initialise) for p in spec.levels
+        )  # type: ignore[assignment]
+        self.predict = Predict.from_spec(spec.predict, device, dtype, initialise)
+        self.backend = "auto"
+
+    def initial_state(self, batch_size: int) -> State:
+        """h_0 = 0 for every level."""
+        return tuple(level.W1.new_zeros(batch_size, level.spec.hidden_size) for level in self.levels)
+
+    def hidden(
+        self, x: Tensor, state: State | None = None, reset: Tensor | None = None, masks: Masks | None = None
+    ) -> tuple[Tensor, State]:
+        """The states that ▷ sees, (T, B, ·), and the state to carry on."""
+        self._check(x, 2 if self.spec.symbols else 3)
+        state = self.initial_state(x.shape[1]) if state is None else tuple(state)
+        masks = masks or {}
+        below = x if "input" not in masks else x * masks["input"]
+        seen, last = [], []
+        for k, (level, h0) in enumerate(zip(self.levels, state, strict=True)):
+            inner = _of_level(masks, k)
+            skip = x if level.spec.skip_size else None
+            below, _ = level.unroll(below, h0, reset, skip, inner, backend=self.backend)
+            seen.append(below)
+            last.append(below[-1] if x.shape[0] else h0)
+        top = torch.cat(seen, -1) if self.spec.output_from == "all" else below
+        return top, tuple(last)
+
+    def forward(
+        self, x: Tensor, state: State | None = None, reset: Tensor | None = None, masks: Masks | None = None
+    ) -> tuple[Tensor, State]:
+        """Logits of every step and the state after the last; `reset` (T, B) zeroes the state before a step."""
+        top, state = self.hidden(x, state, reset, masks)
+        return self.predict(top, _of_output(masks or {})), state
+
+    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """One step, for streaming and sampling: x (B, I) or symbols (B,), logits (B, O)."""
+        self._check(x, 1 if self.spec.symbols else 2)
+        state = self.initial_state(x.shape[0]) if state is None else state
+        below, new = x, []
+        for level, h in zip(self.levels, state, strict=True):
+            below = level(below, h, x if level.spec.skip_size else None)
+            new.append(below)
+        top = torch.cat(new, -1) if self.spec.output_from == "all" else below
+        return self.predict(top), tuple(new)
+
+    def _check(self, x: Tensor, dims: int) -> None:
+        spec = self.spec
+        if x.dim() != dims:
+            shape = {1: "(B,)", 2: "(T, B)" if spec.symbols else "(B, I)", 3: "(T, B, I)"}[dims]
+            raise ValueError(f"input must have {dims} dimension(s), {shape}, got {tuple(x.shape)}")
+        if spec.symbols and (x.is_floating_point() or x.is_complex()):
+            raise ValueError(
+                f"input must be integer symbols, got {x.dtype}: this model gathers, it takes no vectors"
+            )
+        if not spec.symbols and x.shape[-1] != spec.input_size:
+            raise ValueError(
+                f"input.size(-1) must be equal to input_size. Expected {spec.input_size}, got {x.shape[-1]}"
+            )
+
+    def draw_masks(self, T: int, B: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Fresh dropout masks for one call of `forward`, scaled so that the mean is kept."""
+        drop, out = self.spec.dropout, {}
+
+        def mask(name: str, p: float, *shape: int) -> None:
+            if p:
+                keep = (
+                    torch.rand(shape, generator=generator, device=generator.device if generator else None)
+                    >= p
+                )
+                out[name] = keep.to(self.levels[0].W1) / (1 - p)
+
+        steps = () if drop.per_sequence else (T,)
+        if not self.spec.symbols:
+            mask("input", drop.input, *steps, B, self.spec.input_size)
+        for k, level in enumerate(self.levels):
+            mask(f"{k}.state", drop.state, B, level.spec.hidden_size)
+            for n, size in enumerate(level.spec.intermediate_sizes, 1):
+                mask(f"{k}.z{n}", drop.intermediate, *steps, B, size)
+        mask("out.h", drop.output, *steps, B, self.predict.spec.input_size)
+        for n, size in enumerate(self.predict.spec.sizes, 1):
+            mask(f"out.y{n}", drop.output, *steps, B, size)
+        return out
+
+
+Masks = Mapping[str, Tensor]
+
+
+def _of_level(masks: Masks, level: int) -> dict[str, Tensor]:
+    prefix = f"{level}."
+    return {k.removeprefix(prefix): v for k, v in masks.items() if k.startswith(prefix)}
+
+
+def _of_output(masks: Masks) -> dict[str, Tensor]:
+    return {k.removeprefix("out."): v for k, v in masks.items() if k.startswith("out.")}
+
+
+def default_init(spec: ModelSpec) -> InitSpec:
+    """The paper's initialisation for the task that the model's shape suggests."""
+    if spec.output == "bernoulli":
+        return initialisation.MUSIC
+    return initialisation.WORD if spec.output_size >= 1000 else initialisation.CHAR
+
+
+def build(
+    spec: ModelSpec, init: InitSpec | None = None, seed: int | None = None, device=None, dtype=None
+) -> SequenceModel:
+    """Assemble and initialise a model; the same seed gives the same weights on every device."""
+    model = SequenceModel(spec, device, dtype, initialise=False)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    initialisation.initialise(model, init or default_init(spec), generator)
+    return model
+
+
+def assemble(
+    *,
+    input_size: int,
+    output_size: int,
+    hidden_sizes: Sequence[int],
+    intermediate: int | Sequence[int] = (),
+    output_hidden: int | Sequence[int] = (),
+    shortcut: str = "none",
+    input_to: str = "first",
+    unit: str = "sigmoid",
+    intermediate_unit: str | None = None,
+    output_unit: str = "sigmoid",
+    output: str = "bernoulli",
+    symbols: bool | None = None,
+    output_from: str = "top",
+    input_to_levels: str = "first",
+    output_shortcut: bool = False,
+    input_mlp: int | Sequence[int] = (),
+    bias: bool = True,
+    dropout: Dropout | None = None,
+) -> ModelSpec:
+    """The spec of any model of the paper's family from plain sizes.
+
+    `symbols=None` takes integer symbols for a categorical output and vectors for a Bernoulli one.
+    """
+    inner, out_sizes = sizes(intermediate), sizes(output_hidden)
+    mlp = sizes(input_mlp)
+    symbols = output == "categorical" if symbols is None else symbols
+    skip = input_size if input_to_levels == "all" else 0
+    levels: list[PlusSpec] = []
+    for k, hidden in enumerate(hidden_sizes):
+        levels.append(
+            PlusSpec(
+                input_size=levels[-1].hidden_size if k else input_size,
+                hidden_size=hidden,
+                intermediate_sizes=inner,
+                units=(*[intermediate_unit or unit] * len(inner), unit),
+                shortcut=shortcut,
+                input_to=input_to,
+                input_mlp_sizes=() if k else mlp,
+                skip_size=skip if k else 0,
+                bias=bias,
+                symbols=symbols and (not k or bool(skip)),
+                stacked=bool(k),
+            )
+        )
+    width = sum(hidden_sizes) if output_from == "all" else hidden_sizes[-1]
+    predict = PredictSpec(width, output_size, out_sizes, output_unit, output_shortcut, bias)
+    return ModelSpec(tuple(levels), predict, output, output_from, input_to_levels, dropout or Dropout())
+
+
+def sizes(value: int | Sequence[int]) -> tuple[int, ...]:
+    """One width or several."""
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _make(init: InitSpec | None, seed: int | None, device, dtype, **settings) -> SequenceModel:
+    return build(assemble(**settings), init, seed, device, dtype)
+
+
+def rnn(
+    *,
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    init=None,
+    seed=None,
+    device=None,
+    dtype=None,
+    **options,
+) -> SequenceModel:
+    """The conventional RNN: h_t = φ(W h_{t-1} + U x_t), y_t = V h_t.  Fig. 2a."""
+    return _make(init, seed, device, dtype, input_size=input_size, output_size=output_size,
+                 hidden_sizes=(hidden_size,), **options)  # fmt: skip
+
+
+def dt_rnn(*, hidden_size: int, intermediate_size: int | Sequence[int], **options) -> SequenceModel:
+    """DT-RNN: a transition with intermediate layers, the input entering the first.  Fig. 2b."""
+    return rnn(hidden_size=hidden_size, intermediate=intermediate_size, **options)
+
+
+def dts_rnn(*, hidden_size: int, intermediate_size: int | Sequence[int], **options) -> SequenceModel:
+    """DT(S)-RNN: a deep transition with a shortcut from h_{t-1}, the input entering every layer.  Fig. 2b*."""
+    options = {"shortcut": "last", "input_to": "all", **options}
+    return dt_rnn(hidden_size=hidden_size, intermediate_size=intermediate_size, **options)
+
+
+def do_rnn(*, hidden_size: int, output_hidden_size: int | Sequence[int], **options) -> SequenceModel:
+    """DO-RNN: a conventional transition below a deep output function.  Sec. 3.3.2."""
+    return rnn(hidden_size=hidden_size, output_hidden=output_hidden_size, **options)
+
+
+def dot_rnn(*, output_hidden_size: int | Sequence[int], **options) -> SequenceModel:
+    """DOT-RNN: deep transition and deep output.  Fig. 2c."""
+    return dt_rnn(output_hidden=output_hidden_size, **options)
+
+
+def dots_rnn(*, output_hidden_size: int | Sequence[int], **options) -> SequenceModel:
+    """DOT(S)-RNN: deep transition with shortcut, and deep output.  Fig. 2c with the shortcut of 2b*."""
+    return dts_rnn(output_hidden=output_hidden_size, **options)
+
+
+def stacked_rnn(
+    *, input_size: int, hidden_size: int | Sequence[int], output_size: int, num_levels: int = 2,
+    init=None, seed=None, device=None, dtype=None, **options,
+) -> SequenceModel:  # fmt: skip
+    """sRNN: levels of recurrent states, each fed by the one below.  Fig. 2d."""
+    hidden = (hidden_size,) * num_levels if isinstance(hidden_size, int) else tuple(hidden_size)
+    return _make(init, seed, device, dtype, input_size=input_size, output_size=output_size,
+                 hidden_sizes=hidden, **options)  # fmt: skip
+
+
+def stacked_dts_rnn(*, intermediate_size: int | Sequence[int], **options) -> SequenceModel:
+    """Stacked DT(S)-RNN, with `output_hidden_size` also a deep output: the combination the paper leaves open."""
+    options = {"shortcut": "last", "input_to": "all", **options}
+    if "output_hidden_size" in options:
+        options["output_hidden"] = options.pop("output_hidden_size")
+    return stacked_rnn(intermediate=intermediate_size, **options)
