@@ -1,0 +1,253 @@
+"""CPU backend: hand-written backward through time, no autograd graph per step.
+
+`deeprnn::unroll_cpu` and `deeprnn::unroll_cpu_backward` are ordinary torch operators: they have fake
+(shape) rules for torch.compile, an autograd formula and a vmap rule. A population of P models is a
+leading dimension of every tensor; its members are computed one by one with the very calls that serve a
+single model, so that a member's numbers do not depend on its company. A second backward differentiates
+`cpu_plain.differentiable_backward` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from deeprnn.backends import cpu_plain
+from deeprnn.backends.gradients import weight_gradients
+
+if TYPE_CHECKING:
+    from deeprnn.backends import TransitionSpec
+
+DTYPES = (torch.float32, torch.float64)
+UNITS = tuple(cpu_plain.APPLY)
+
+
+def why_not(
+    spec: TransitionSpec,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    T: int,
+    B: int,
+    P: int = 1,
+    precision: str = "fp32",
+) -> str | None:
+    """None where this backend can serve, else the reason and the remedy in a sentence."""
+    if torch.device(device).type != "cpu":
+        return f"the cpu backend cannot serve tensors on {device}: move them to the CPU"
+    if dtype not in DTYPES:
+        return f"the cpu backend computes in float32 and float64, not {dtype}: cast the model with .float()"
+    if precision not in ("auto", "fp32"):
+        return f"the cpu backend has no precision {precision!r}: use precision='fp32'"
+    unknown = [unit for unit in spec.units if unit not in UNITS]
+    if unknown:
+        return (
+            f"the cpu backend has no unit {unknown[0]!r} (it has {', '.join(UNITS)}): use backend='reference'"
+        )
+    return None
+
+
+def describe_choice() -> str:
+    """One line: which of the two CPU paths runs, and why."""
+    return "plain PyTorch calls with a hand-written backward"
+
+
+def unroll(
+    A: Tensor,
+    h0: Tensor,
+    W: Sequence[Tensor],
+    S: Sequence[Tensor],
+    spec: TransitionSpec,
+    reset: Tensor | None = None,
+    precision: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """States h (T, B, H) and intermediate layers z (T, B, ΣM - H)."""
+    shortcuts = "".join("1" if s else "0" for s in spec.shortcuts)
+    return unroll_cpu(A, h0, list(W), list(S), reset, ",".join(spec.units), shortcuts)
+
+
+@torch.library.custom_op("deeprnn::unroll_cpu", mutates_args=())
+def unroll_cpu(
+    A: Tensor, h0: Tensor, W: list[Tensor], S: list[Tensor], reset: Tensor | None, units: str, shortcuts: str
+) -> tuple[Tensor, Tensor]:
+    """([P,] T, B, ΣM) -> h ([P,] T, B, H), z ([P,] T, B, ΣM - H)."""
+    h, z = _outputs(A, h0, W)
+    A, h0, W, S = A.contiguous(), h0.contiguous(), _dense(W), _dense(S)
+    for p in range(A.shape[0]) if A.dim() == 4 else [None]:
+        cpu_plain.forward(
+            *_member((A, h0, W, S), p),
+            _marks(reset, p),
+            units.split(","),
+            _flags(shortcuts),
+            *_member((h, z), p),
+        )
+    return h, z
+
+
+@unroll_cpu.register_fake
+def _(A, h0, W, S, reset, units, shortcuts):
+    return _outputs(A, h0, W)
+
+
+@torch.library.custom_op("deeprnn::unroll_cpu_backward", mutates_args=())
+def unroll_cpu_backward(
+    dh: Tensor,
+    dz: Tensor | None,
+    h: Tensor,
+    z: Tensor,
+    h0: Tensor,
+    W: list[Tensor],
+    S: list[Tensor],
+    reset: Tensor | None,
+    units: str,
+    shortcuts: str,
+) -> tuple[Tensor, Tensor]:
+    """Gradients before each unit dA ([P,] T, B, ΣM) and of the first state dh0 ([P,] B, H)."""
+    dA, dh0 = _gradients(h, z, h0)
+    dh, dz, W, S = dh.contiguous(), None if dz is None else dz.contiguous(), _dense(W), _dense(S)
+    for p in range(h.shape[0]) if h.dim() == 4 else [None]:
+        cpu_plain.backward(
+            *_member((dh, dz, h, z, W, S), p),
+            _marks(reset, p),
+            units.split(","),
+            _flags(shortcuts),
+            *_member((dA, dh0), p),
+        )
+    return dA, dh0
+
+
+@unroll_cpu_backward.register_fake
+def _(dh, dz, h, z, h0, W, S, reset, units, shortcuts):
+    return _gradients(h, z, h0)
+
+
+def _outputs(A: Tensor, h0: Tensor, W: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    lead, width = A.shape[:-1], h0.shape[-1]
+    return A.new_empty(*lead, width), A.new_empty(*lead, A.shape[-1] - width)
+
+
+def _gradients(h: Tensor, z: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
+    return h.new_empty(*h.shape[:-1], h.shape[-1] + z.shape[-1]), h.new_empty(h0.shape)
+
+
+def _flags(shortcuts: str) -> list[bool]:
+    return [flag == "1" for flag in shortcuts]
+
+
+def _dense(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.contiguous() for tensor in tensors]
+
+
+def _member(values: Sequence[Any], p: int | None) -> list[Any]:
+    """Member p of each tensor (or list of tensors); everything as it is without a population."""
+    if p is None:
+        return list(values)
+    return [
+        None if value is None else value[p] if isinstance(value, Tensor) else [v[p] for v in value]
+        for value in values
+    ]
+
+
+def _marks(reset: Tensor | None, p: int | None) -> Tensor | None:
+    return reset if reset is None or reset.dim() == 2 or p is None else reset[p]
+
+
+# ---- autograd
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, h0, W, S, reset, ctx.units, ctx.shortcuts = inputs
+    ctx.layers = len(W)
+    ctx.save_for_backward(*output, h0, reset, *W, *S)
+    ctx.set_materialize_grads(False)
+
+
+def _unroll_backward(ctx: Any, dh: Tensor | None, dz: Tensor | None) -> tuple[Any, ...]:
+    h, z, h0, reset, *matrices = ctx.saved_tensors
+    W, S = matrices[: ctx.layers], matrices[ctx.layers :]
+    dh = torch.zeros_like(h) if dh is None else dh
+    dA, dh0 = unroll_cpu_backward(dh, dz, h, z, h0, W, S, reset, ctx.units, ctx.shortcuts)
+    sizes = [w.shape[-2] for w in W]
+    dW, dS = weight_gradients(dA, h, z, h0, reset, sizes, _flags(ctx.shortcuts))
+    return dA, dh0, dW, dS, None, None, None
+
+
+unroll_cpu.register_autograd(_unroll_backward, setup_context=_save)
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    dh, dz, h, z, h0, W, S, reset, ctx.units, ctx.shortcuts = inputs
+    ctx.layers = len(W)
+    ctx.save_for_backward(dh, dz, h, z, h0, reset, *W, *S)
+
+
+def _second_backward(ctx: Any, g_dA: Tensor, g_dh0: Tensor) -> tuple[Any, ...]:
+    """Differentiate the hand-written backward by letting autograd follow its plain version."""
+    *states, reset = ctx.saved_tensors[:6]
+    matrices = ctx.saved_tensors[6:]
+    leaves = [None if x is None else x.detach().requires_grad_() for x in (*states, *matrices)]
+    units, shortcuts = ctx.units.split(","), _flags(ctx.shortcuts)
+    with torch.enable_grad():
+        dA, dh0 = _plain_backward(leaves, reset, ctx.layers, units, shortcuts)
+        wanted = [x for x in leaves if x is not None]
+        grads = iter(torch.autograd.grad((dA, dh0), wanted, (g_dA, g_dh0), allow_unused=True))
+    grads = [None if x is None else next(grads) for x in leaves]
+    weights = grads[5:]
+    return *grads[:5], weights[: ctx.layers], weights[ctx.layers :], None, None, None
+
+
+def _plain_backward(leaves, reset, layers, units, shortcuts) -> tuple[Tensor, Tensor]:
+    dh, dz, h, z, h0, *matrices = leaves
+    if h.dim() == 3:
+        return cpu_plain.differentiable_backward(
+            dh, dz, h, z, h0, matrices[:layers], matrices[layers:], reset, units, shortcuts
+        )
+    members = [
+        cpu_plain.differentiable_backward(
+            *_member((dh, dz, h, z, h0, matrices[:layers], matrices[layers:]), p),
+            _marks(reset, p),
+            units,
+            shortcuts,
+        )
+        for p in range(h.shape[0])
+    ]
+    dA, dh0 = zip(*members, strict=True)
+    return torch.stack(dA), torch.stack(dh0)
+
+
+unroll_cpu_backward.register_autograd(_second_backward, setup_context=_save_backward)
+
+
+# ---- vmap: the mapped dimension becomes the leading population dimension
+
+
+def _lead(value: Any, dim: Any, size: int) -> Any:
+    """`value` with its mapped dimension first; what is not mapped is repeated."""
+    if isinstance(value, list):
+        return [_lead(v, d, size) for v, d in zip(value, dim, strict=True)]
+    if value is None:
+        return None
+    return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+def _marks_lead(reset: Tensor | None, dim: int | None) -> Tensor | None:
+    return reset if reset is None or dim is None else reset.movedim(dim, 0)
+
+
+@unroll_cpu.register_vmap
+def _(info, in_dims, A, h0, W, S, reset, units, shortcuts):
+    A, h0, W, S = (
+        _lead(value, dim, info.batch_size) for value, dim in zip((A, h0, W, S), in_dims[:4], strict=True)
+    )
+    return unroll_cpu(A, h0, W, S, _marks_lead(reset, in_dims[4]), units, shortcuts), (0, 0)
+
+
+@unroll_cpu_backward.register_vmap
+def _(info, in_dims, dh, dz, h, z, h0, W, S, reset, units, shortcuts):
+    moved = [
+        _lead(value, dim, info.batch_size)
+        for value, dim in zip((dh, dz, h, z, h0, W, S), in_dims[:7], strict=True)
+    ]
+    return unroll_cpu_backward(*moved, _marks_lead(reset, in_dims[7]), units, shortcuts), (0, 0)

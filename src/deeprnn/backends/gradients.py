@@ -1,0 +1,92 @@
+"""Weight gradients of an unrolled ⊕: single matrix products after the loop over time.
+
+With δ_l(t) = dA[t, :, layer l], the gradient of the loss before the unit of layer l,
+
+    dW_l = Σ_t δ_l(t)ᵀ z_{l-1}(t),      dS_l = Σ_t δ_l(t)ᵀ h(t-1),      z_0(t) = h(t-1),
+
+and h(t-1) is zero where a reset mark stands. Layers that see h(t-1) and lie side by side in dA share
+one product. Everything here is differentiable, so that a second backward may pass through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+
+def weight_gradients(
+    dA: Tensor,  # ([P,] T, B, ΣM)
+    h: Tensor,  # ([P,] T, B, H)
+    z: Tensor,  # ([P,] T, B, ΣM - H)
+    h0: Tensor,  # ([P,] B, H)
+    reset: Tensor | None,  # ([P,] T, B) bool
+    sizes: Sequence[int],
+    shortcuts: Sequence[bool],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of W_1..W_L and of each S_l, in order; a leading population dimension is carried along."""
+    if dA.dim() == 4 and dA.device.type == "cpu":
+        # One product per member: the same call, hence the same bits, as for that member alone.
+        members = [
+            weight_gradients(dA[p], h[p], z[p], h0[p], _of_member(reset, p), sizes, shortcuts)
+            for p in range(dA.shape[0])
+        ]
+        dW = [torch.stack(d) for d in zip(*(m[0] for m in members), strict=True)]
+        dS = [torch.stack(d) for d in zip(*(m[1] for m in members), strict=True)]
+        return dW, dS
+    ends = list(accumulate(sizes))
+    starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+    seen: dict[int, Tensor] = {}  # layer -> its gradient for the matrix that multiplies h(t-1)
+    previous = None if reset is None else previous_states(h, h0, reset)
+    for run in _runs([True, *shortcuts[1:]]):
+        columns = slice(starts[run[0]], ends[run[-1]])
+        whole = _against_previous(dA[..., columns], h, h0, previous)
+        seen.update(zip(run, whole.split([sizes[l] for l in run], dim=-2), strict=True))
+    dW = [seen[0]]
+    for l in range(1, len(sizes)):
+        below = z[..., starts[l - 1] : ends[l - 1]]
+        dW.append(_product(dA[..., starts[l] : ends[l]], below))
+    dS = [seen[l] for l in range(1, len(sizes)) if shortcuts[l]]
+    return dW, dS
+
+
+def previous_states(h: Tensor, h0: Tensor, reset: Tensor | None) -> Tensor:
+    """h(t-1) for every t, zero where a reset mark stands: ([P,] T, B, H)."""
+    if h.shape[-3] == 0:
+        return h
+    previous = torch.cat([h0.unsqueeze(-3), h.narrow(-3, 0, h.shape[-3] - 1)], dim=-3)
+    return previous if reset is None else previous.masked_fill(reset.unsqueeze(-1), 0)
+
+
+def _of_member(reset: Tensor | None, member: int) -> Tensor | None:
+    """Reset marks may be shared by the population or be one set per member."""
+    return reset if reset is None or reset.dim() == 2 else reset[member]
+
+
+def _runs(flags: Sequence[bool]) -> list[list[int]]:
+    """Indices of the true flags, neighbours grouped."""
+    runs: list[list[int]] = []
+    for index, flag in enumerate(flags):
+        if flag and runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        elif flag:
+            runs.append([index])
+    return runs
+
+
+def _against_previous(d: Tensor, h: Tensor, h0: Tensor, previous: Tensor | None) -> Tensor:
+    """Σ_t d(t)ᵀ h(t-1); without reset marks the shifted states are read in place."""
+    if previous is not None or h.shape[-3] == 0:
+        return _product(d, h if previous is None else previous)
+    steps = h.shape[-3]
+    first = _product(d.narrow(-3, 0, 1), h0.unsqueeze(-3))
+    if steps == 1:
+        return first
+    return first + _product(d.narrow(-3, 1, steps - 1), h.narrow(-3, 0, steps - 1))
+
+
+def _product(d: Tensor, x: Tensor) -> Tensor:
+    """dᵀ x over time and batch: ([P,] T, B, M), ([P,] T, B, K) -> ([P,] M, K)."""
+    return d.flatten(-3, -2).mT @ x.flatten(-3, -2)
