@@ -1,0 +1,68 @@
+"""Data: the paper's sets by name, people's own files, and Bach out of the box.
+
+data = load("jsb")                      # MusicData; also nottingham, musedata, piano-midi, bach
+data = load("ptb-char")                 # TextData; also ptb-word
+data = load("songs/")                   # a folder of MIDI or text; .mat .pickle .npz .json .mid .txt
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+from deeprnn.data import sources
+from deeprnn.data.music import SPLITS, Grid, MusicData, Songs
+from deeprnn.data.text import TextData, text_data, treebank_characters
+from deeprnn.errors import UserError
+
+__all__ = ["SPLITS", "Grid", "MusicData", "Songs", "TextData", "load", "names"]
+
+
+def names() -> tuple[str, ...]:
+    """The data sets known by name."""
+    return (*sources.SOURCES, "bach")
+
+
+def load(name_or_path: str | Path, **options: object) -> MusicData | TextData:
+    """A data set by name, or a person's own file or folder; options depend on what it is."""
+    name = str(name_or_path)
+    if name in sources.SOURCES:
+        return _call(_BY_KIND[sources.SOURCES[name].kind], name, name, options)
+    raise UserError(f"no data set is named {name!r}")
+
+
+def _load_music(name: str) -> MusicData:
+    from deeprnn.data.rolls import load_mat
+
+    # Sampled every quarter note for the chorales, every eighth note for the other sets of the family.
+    return load_mat(sources.find(name)[0], name, Grid(steps_per_beat=1 if name == "jsb" else 2))
+
+
+def _load_chars(name: str, counting: str = "authors") -> TextData:
+    parts = {split: treebank_characters(text, counting) for split, text in _treebank(name).items()}
+    return text_data(name, "char", parts, unknown=False)
+
+
+def _load_words(name: str) -> TextData:
+    return text_data(name, "word", _treebank(name), unknown=False)
+
+
+def _treebank(name: str) -> dict[str, str]:
+    from deeprnn.data.limits import read_bytes
+
+    return {
+        split: read_bytes(path).decode("utf-8", "replace")
+        for split, path in zip(SPLITS, sources.find(name), strict=True)
+    }
+
+
+_BY_KIND = {"music": _load_music, "char": _load_chars, "word": _load_words}
+
+
+def _call(loader: Callable[..., MusicData | TextData], what: str, first: object, options: dict[str, object]):
+    known = list(inspect.signature(loader).parameters)[1:]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise UserError(f"{what} takes no option {', '.join(unknown)}; it knows {', '.join(known) or 'none'}")
+    return loader(first, **options)

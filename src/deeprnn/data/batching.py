@@ -1,0 +1,312 @@
+"""Chunks for truncated backpropagation through time, and batches for evaluation.
+
+A `Plan` is a table of rows (frames or symbols) and, for every step and lane, which row is the target there.
+Batches are gathered from it on demand, on whatever device it lies, so one epoch can run without the host:
+
+    plan = music_chunks(songs, chunk=200, seed=0, epoch=3)
+    for batch in plan: ...                    # x_t is frame t-1 (zeros first), y_t is frame t
+    plan.to("cuda").stacked(200)              # every batch of 200 steps at once: (n, 200, B, ...)
+
+The order depends on (seed, epoch) alone and `plan[i]` on nothing but i, so training resumes in mid-epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deeprnn.data.music import Songs
+
+PARTS = 4
+"""A shorter last chunk is padded up to a multiple of chunk / PARTS, so that few lengths exist."""
+
+
+class Batch(NamedTuple):
+    """T steps of B lanes; `reset` zeroes the state before a step, `mask` says which steps are scored."""
+
+    x: Tensor  # (T, B, pitches) uint8 or (T, B) int64
+    y: Tensor  # the same, one step later
+    mask: Tensor  # (T, B) bool
+    reset: Tensor  # (T, B) bool
+
+
+class Stacked(NamedTuple):
+    """All batches of one length, stacked: (n, T, B, ...), and their places in the epoch's order."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    reset: Tensor
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An epoch's batches, indexable: target rows, scored steps and resets over one long time axis."""
+
+    table: Tensor  # (N, bytes) uint8 packed frames, row 0 silent; or (N,) integer symbols
+    rows: Tensor  # (S, B) int32: the table row that is the target of each step
+    mask: Tensor  # (S, B) bool
+    reset: Tensor  # (S, B) bool
+    starts: tuple[int, ...]  # where each batch begins on the time axis
+    lengths: tuple[int, ...]  # and how many steps it has
+    pitches: int = 0  # 0: symbols
+    song_lengths: tuple[int, ...] = ()  # of the songs as given, for music
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> Batch:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        span = slice(self.starts[index], self.starts[index] + self.lengths[index])
+        rows, reset = self.rows[span], self.reset[span]
+        return Batch(*self._gather(rows, reset), self.mask[span], reset)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def lanes(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def distinct_lengths(self) -> tuple[int, ...]:
+        """The few chunk lengths that occur, ascending: one compiled path or CUDA graph each."""
+        return tuple(sorted(set(self.lengths)))
+
+    @property
+    def scored(self) -> int:
+        """How many frames or symbols the plan scores."""
+        return int(self.mask.sum())
+
+    def to(self, device: torch.device | str) -> Plan:
+        """The same plan with its table and indices on `device`; batches are then made there."""
+        moved = {name: getattr(self, name).to(device) for name in ("table", "rows", "mask", "reset")}
+        return replace(self, **moved)
+
+    def stacked(self, length: int) -> Stacked:
+        """Every batch of `length` steps in one tensor each: a whole epoch materialised on the device."""
+        order = tuple(i for i, n in enumerate(self.lengths) if n == length)
+        if not order:
+            raise ValueError(f"no batch has {length} steps; lengths are {self.distinct_lengths}")
+        starts = torch.tensor([self.starts[i] for i in order], device=self.rows.device)
+        steps = starts[:, None] + torch.arange(length, device=self.rows.device)  # (n, T)
+        rows, reset = self.rows[steps], self.reset[steps]
+        return Stacked(*self._gather(rows, reset), self.mask[steps], reset, order)
+
+    def new_scores(self, *leading: int) -> Tensor:
+        """Where `record` puts the nats of every table row: zeros (*leading, N)."""
+        return torch.zeros(*leading, len(self.table), device=self.table.device)
+
+    def record(self, scores: Tensor, index: int, nats: Tensor) -> None:
+        """Store batch `index`'s nats (..., T, B) at their rows of `scores` (..., N), without synchronising."""
+        span = slice(self.starts[index], self.starts[index] + self.lengths[index])
+        target = torch.where(self.mask[span], self.rows[span], 0).long()  # row 0 is never scored
+        scores[..., target] = nats.detach().to(scores.dtype)
+
+    def collect(self, scores: Tensor) -> np.ndarray:
+        """Recorded nats in the order of the data: (..., frames) for music, (..., symbols) for text.
+
+        A text's first symbol is not scored and holds zero, as `metrics` expects.
+        """
+        values = scores.detach().cpu().double().numpy().copy()
+        values[..., 0] = 0.0
+        return values[..., 1:] if self.pitches else values
+
+    def _gather(self, rows: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        before = (rows - 1).clamp_(min=0)
+        if not self.pitches:
+            return self.table[before].long(), self.table[rows].long()
+        before = torch.where(reset, 0, before)  # a song's first input is silence, not another song's end
+        return unpack(self.table[before], self.pitches), unpack(self.table[rows], self.pitches)
+
+
+def unpack(packed: Tensor, pitches: int) -> Tensor:
+    """Bits to uint8 zeros and ones, on any device: (..., bytes) -> (..., pitches)."""
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
+    bits = (packed.unsqueeze(-1) >> shifts) & 1
+    return bits.flatten(-2)[..., :pitches].contiguous()
+
+
+def order_of(count: int, seed: int, epoch: int) -> np.ndarray:
+    """A permutation that depends on (seed, epoch) alone.
+
+    Sorting raw PCG64 output rather than Generator.permutation: numpy promises the former stream for good.
+    """
+    return np.argsort(np.random.PCG64([seed, epoch]).random_raw(count), kind="stable")
+
+
+def chunk_lengths(chunk: int) -> tuple[int, ...]:
+    """The lengths that chunks of at most `chunk` steps are padded to."""
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1")
+    return tuple(sorted({-(-chunk * part // PARTS) for part in range(1, PARTS + 1)}))
+
+
+def music_chunks(
+    sequences: Sequence[np.ndarray],
+    *,
+    chunk: int,
+    lanes: int = 1,
+    seed: int = 0,
+    epoch: int = 0,
+    shuffle: bool = True,
+    end_to_end: bool | None = None,
+    lengths: Sequence[int] | None = None,
+) -> Plan:
+    """Training chunks of songs in an order drawn from (seed, epoch).
+
+    With one lane (the paper's way) a chunk holds at most `chunk` steps of one song: the state is carried
+    within a song, and `reset[0]` is True at each song's first chunk. With more lanes songs lie end to end
+    in each lane and `reset` is True wherever one begins. `end_to_end` overrides that choice for one lane.
+    Songs go to the lane that is shortest so far; at a lane's end `mask` is False.
+    """
+    songs = _songs(sequences)
+    allowed = _allowed(chunk, lengths)
+    order = order_of(len(songs), seed, epoch) if shuffle else np.arange(len(songs))
+    order = order[songs.lengths[order] > 0]
+    if lanes < 1:
+        raise ValueError(f"lanes={lanes} must be at least 1")
+    if end_to_end is None:
+        end_to_end = lanes > 1
+    if end_to_end:
+        columns = _lay_lanes(songs, order, lanes)
+        pieces = _cut(max(map(len, columns)), chunk, allowed)
+        return _plan_of_columns(columns, pieces, songs)
+    if lanes > 1:
+        raise ValueError("end_to_end=False cuts at every song's end, which needs lanes=1")
+    rows, pieces = [], []
+    for song in order:
+        target = _rows_of(songs, song)
+        cut = _cut(len(target), chunk, allowed)
+        pieces += cut
+        rows.append(_padded(target, sum(cut)))
+    column = np.concatenate(rows) if rows else np.zeros(0, np.int32)
+    return _plan_of_columns([column], pieces, songs)
+
+
+def text_chunks(
+    ids: np.ndarray, *, chunk: int, lanes: int = 1, warm_up: int = 0, lengths: Sequence[int] | None = None
+) -> Plan:
+    """A text as `lanes` parallel streams in chunks: every symbol but the first is a target exactly once.
+
+    The state starts at zero in each lane. `warm_up` lets every lane but the first read that many symbols of
+    the lane before it, unscored, so that parallel evaluation comes close to one long stream.
+    """
+    ids = np.asarray(ids)
+    if ids.ndim != 1 or len(ids) < 2:
+        raise ValueError(f"a text needs at least two symbols to predict one; it has shape {ids.shape}")
+    if lanes < 1 or warm_up < 0:
+        raise ValueError(f"lanes={lanes} must be at least 1 and warm_up={warm_up} at least 0")
+    allowed = _allowed(chunk, lengths)
+    per_lane = -(-(len(ids) - 1) // lanes)
+    first = 1 + per_lane * np.arange(lanes)  # the first target of each lane
+    total = per_lane + (warm_up if lanes > 1 else 0)
+    pieces = _cut(total, chunk, allowed)
+    begin = np.maximum(first - (warm_up if lanes > 1 else 0), 1)
+    steps = np.arange(sum(pieces))[:, None]
+    rows = begin + steps  # (S, lanes)
+    mask = (rows >= first) & (rows < np.minimum(first + per_lane, len(ids)))
+    reset = np.broadcast_to(steps == 0, rows.shape)
+    rows = np.minimum(rows, len(ids) - 1).astype(np.int32)
+    return Plan(
+        torch.from_numpy(ids.copy()),
+        torch.from_numpy(rows),
+        torch.from_numpy(mask),
+        torch.from_numpy(reset.copy()),
+        *_spans(pieces),
+    )
+
+
+def music_evaluation(sequences: Sequence[np.ndarray], *, chunk: int = 200, width: int = 64) -> Plan:
+    """Every frame of every song once: `width` songs side by side, padded and masked, state carried.
+
+    Songs of like length share a group; a group's first batch resets all lanes. Lengths beyond one chunk are
+    rounded up to whole chunks' parts, so few shapes occur.
+    """
+    songs = _songs(sequences)
+    allowed = _allowed(chunk, None)
+    order = np.argsort(-songs.lengths, kind="stable")
+    order = order[songs.lengths[order] > 0]
+    width = max(1, min(width, len(order)))
+    blocks, pieces = [], []
+    for at in range(0, len(order), width):
+        group = [_rows_of(songs, song) for song in order[at : at + width]]
+        cut = _cut(len(group[0]), chunk, allowed)
+        group += [np.zeros(0, np.int32)] * (width - len(group))
+        blocks.append(np.stack([_padded(rows, sum(cut)) for rows in group], 1))
+        pieces += cut
+    columns = list(np.concatenate(blocks).T) if blocks else [np.zeros(0, np.int32)]
+    return _plan_of_columns(columns, pieces, songs)
+
+
+def text_evaluation(ids: np.ndarray, *, chunk: int = 200, streams: int = 1, warm_up: int = 0) -> Plan:
+    """Every symbol but the first once, the state carried over the whole split: exact with one stream."""
+    return text_chunks(ids, chunk=chunk, lanes=streams, warm_up=warm_up)
+
+
+def _songs(sequences: Sequence[np.ndarray]) -> Songs:
+    if isinstance(sequences, Songs):
+        return sequences
+    pitches = sequences[0].shape[1] if len(sequences) else 88
+    return Songs.pack(sequences, pitches)
+
+
+def _allowed(chunk: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
+    allowed = tuple(sorted({*lengths})) if lengths else chunk_lengths(chunk)
+    if not allowed or allowed[-1] != chunk or allowed[0] < 1:
+        raise ValueError(f"lengths={allowed} must be positive and end with chunk={chunk}")
+    return allowed
+
+
+def _cut(total: int, chunk: int, allowed: tuple[int, ...]) -> list[int]:
+    """Lengths of the batches that cover `total` steps: whole chunks, then the smallest that fits the rest."""
+    whole, rest = divmod(total, chunk)
+    return [chunk] * whole + ([next(n for n in allowed if n >= rest)] if rest else [])
+
+
+def _rows_of(songs: Songs, song: int) -> np.ndarray:
+    start = 1 + int(songs.starts[song])  # row 0 is silence
+    return np.arange(start, start + int(songs.lengths[song]), dtype=np.int32)
+
+
+def _padded(rows: np.ndarray, length: int) -> np.ndarray:
+    return np.pad(rows, (0, length - len(rows)))
+
+
+def _lay_lanes(songs: Songs, order: np.ndarray, lanes: int) -> list[np.ndarray]:
+    filled = np.zeros(lanes, np.int64)
+    columns: list[list[np.ndarray]] = [[np.zeros(0, np.int32)] for _ in range(lanes)]
+    for song in order:
+        lane = int(filled.argmin())
+        columns[lane].append(_rows_of(songs, song))
+        filled[lane] += songs.lengths[song]
+    return [np.concatenate(column) for column in columns]
+
+
+def _plan_of_columns(columns: list[np.ndarray], pieces: list[int], songs: Songs) -> Plan:
+    total = sum(pieces)
+    rows = np.stack([_padded(column, total) for column in columns], 1)  # (S, B)
+    is_first = np.zeros(songs.frames + 1, bool)
+    is_first[1 + songs.starts[songs.lengths > 0]] = True
+    table = np.concatenate([np.zeros((1, songs.packed.shape[1]), np.uint8), songs.packed])
+    return Plan(
+        torch.from_numpy(table),
+        torch.from_numpy(rows),
+        torch.from_numpy(rows > 0),
+        torch.from_numpy(is_first[rows]),
+        *_spans(pieces),
+        pitches=songs.pitches,
+        song_lengths=tuple(int(n) for n in songs.lengths),
+    )
+
+
+def _spans(pieces: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    ends = np.cumsum(pieces) if pieces else np.zeros(0, np.int64)
+    return tuple(int(e - n) for e, n in zip(ends, pieces, strict=True)), tuple(pieces)

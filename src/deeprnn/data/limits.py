@@ -1,0 +1,53 @@
+"""Bounds on what a file may make us hold in memory, each with an override."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from deeprnn.errors import UserError
+
+MAX_BYTES = 512 * 2**20
+"""Largest file read, and largest decompressed content, unless `DEEPRNN_MAX_BYTES` says otherwise."""
+
+MAX_FRAMES = 1_000_000
+"""Longest song, in grid steps: a stray note hours away must not become gigabytes of silence."""
+
+
+def byte_limit() -> int:
+    """The limit in force: `DEEPRNN_MAX_BYTES`, or 512 MiB."""
+    text = os.environ.get("DEEPRNN_MAX_BYTES", "")
+    if not text:
+        return MAX_BYTES
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"DEEPRNN_MAX_BYTES={text!r} is not a whole number of bytes") from None
+
+
+def check_bytes(size: int, what: str) -> None:
+    """Refuse more than the limit, naming the override."""
+    limit = byte_limit()
+    if size > limit:
+        raise UserError(
+            f"{what} holds {size:,} bytes, more than the limit of {limit:,}: set DEEPRNN_MAX_BYTES to read it"
+        )
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content, refused beyond the limit before it is read."""
+    try:
+        check_bytes(path.stat().st_size, str(path))
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def check_frames(count: int, what: str) -> None:
+    """Refuse a song beyond `MAX_FRAMES` (or `DEEPRNN_MAX_FRAMES`) steps."""
+    limit = int(os.environ.get("DEEPRNN_MAX_FRAMES") or MAX_FRAMES)
+    if count > limit:
+        raise UserError(
+            f"{what} spans {count:,} grid steps, more than the limit of {limit:,}: "
+            "set DEEPRNN_MAX_FRAMES to read it"
+        )
