@@ -187,7 +187,7 @@ def assemble(
             )
         )
     width = sum(hidden_sizes) if output_from == "all" else hidden_sizes[-1]
-    predict = PredictSpec(width, output_size, out_sizes, output_unit, output_shortcut, bias)
+    predict = PredictSpec(width, output_size, out_sizes, (output_unit,), output_shortcut, bias)
     return ModelSpec(tuple(levels), predict, output, output_from, input_to_levels, dropout or Dropout())
 
 

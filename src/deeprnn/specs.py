@@ -8,9 +8,10 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from deeprnn.errors import UserError
-from deeprnn.units import UnitSpec
+from deeprnn.units import Unit, UnitSpec, named
 
 T = TypeVar("T")
+Units = str | Unit | tuple[str | Unit, ...]
 
 PLACES = ("first", "last", "all")
 SHORTCUTS = ("none", "last", "all")
@@ -29,12 +30,13 @@ def one_of(owner: str, name: str, value: object, known: tuple[str, ...]) -> None
         raise UserError(f"{owner}: {name} must be one of {', '.join(known)}, got {value!r}")
 
 
-def unit_list(owner: str, units: str | tuple[str, ...], count: int) -> tuple[str, ...]:
-    """One unit name per layer; a single name serves all layers."""
-    names = (units,) * count if isinstance(units, str) else tuple(units)
-    if len(names) != count:
-        raise UserError(f"{owner}: {count} layers need {count} units (or one for all), got {names!r}")
-    return tuple(str(UnitSpec.parse(name)) for name in names)
+def unit_list(owner: str, units: Units, count: int) -> tuple[str, ...]:
+    """One unit name per layer; a single one serves all layers. A function is registered by its name."""
+    each = (units,) if isinstance(units, str) or callable(units) else tuple(units)
+    each = each * count if len(each) == 1 else each
+    if len(each) != count:
+        raise UserError(f"{owner}: {count} layers need {count} units (or one for all), got {each!r}")
+    return tuple(named(unit) for unit in each)
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,11 @@ class PlusSpec:
     input_size: int
     hidden_size: int
     intermediate_sizes: tuple[int, ...] = ()
-    units: str | tuple[str, ...] = "sigmoid"
+    units: tuple[str, ...] = ("sigmoid",)
     shortcut: str = "none"
     input_to: str = "first"
     input_mlp_sizes: tuple[int, ...] = ()
-    input_mlp_units: str | tuple[str, ...] = "sigmoid"
+    input_mlp_units: tuple[str, ...] = ("sigmoid",)
     skip_size: int = 0
     """size of a second input that enters beside the first: the model's own, on the upper levels of a stack"""
     bias: bool = True
@@ -114,7 +116,7 @@ class PredictSpec:
     input_size: int
     output_size: int
     sizes: tuple[int, ...] = ()
-    units: str | tuple[str, ...] = "sigmoid"
+    units: tuple[str, ...] = ("sigmoid",)
     shortcut: bool = False
     bias: bool = True
 

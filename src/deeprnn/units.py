@@ -91,6 +91,20 @@ def register(name: str, phi: Unit) -> None:
     ELEMENTWISE[name] = phi
 
 
+def named(unit: str | Unit) -> str:
+    """The name of a unit; a callable is registered under its own name first."""
+    if isinstance(unit, str):
+        return str(UnitSpec.parse(unit))
+    if not callable(unit):
+        raise UserError(f"a unit is a name or a function of a tensor, got {unit!r}")
+    name = getattr(unit, "__qualname__", type(unit).__name__).replace(":", "_")
+    if ELEMENTWISE.get(name) is not unit:
+        while name in ELEMENTWISE or name in POOLED:
+            name += "'"
+        register(name, unit)
+    return name
+
+
 def resolve(spec: UnitSpec, rho: Tensor | None = None, centre: Tensor | None = None) -> Unit:
     """The function of one unit, its parameters bound."""
     if spec.name == "maxout":

@@ -81,25 +81,38 @@ def load(name: str) -> ModuleType:
     return import_module(REGISTRY[name])
 
 
-@lru_cache(maxsize=256)
-def choose(
-    spec: TransitionSpec, device: str, dtype: torch.dtype, T: int, B: int, P: int = 1, precision: str = "fp32"
-) -> str:
+def choose(spec: TransitionSpec, device: str, dtype: torch.dtype, precision: str = "fp32") -> str:
     """The name of the fastest backend that can serve this case; the choice is logged once."""
+    return _choose(spec.sizes, *spec.text, device, dtype, precision)
+
+
+@torch.compiler.assume_constant_result
+def _choose(*case) -> str:
+    """`choose` over plain values: a compiler runs it while tracing and keeps the answer."""
+    return _choose_once(*case)
+
+
+@lru_cache(maxsize=1024)
+def _choose_once(
+    sizes: tuple[int, ...], units: str, shortcuts: str, device: str, dtype: torch.dtype, precision: str
+) -> str:
+    spec = TransitionSpec.from_text(sizes, units, shortcuts)
     reasons = []
     for name in PREFERENCE.get(device, ("reference",)):
-        reason = load(name).why_not(spec, torch.device(device), dtype, T, B, P=P, precision=precision)
+        reason = why_not(name, spec, device, dtype, precision)
         if reason is None:
             note = f" ({'; '.join(reasons)})" if reasons else ""
-            _log_choice(name, spec, device, dtype, note)
+            logger.info("backend %s for ⊕ %s on %s in %s%s", name, sizes, device, dtype, note)
             return name
         reasons.append(f"{name}: {reason}")
     raise UserError("no backend can serve this case: " + "; ".join(reasons))
 
 
-@lru_cache(maxsize=1024)
-def _log_choice(name: str, spec: TransitionSpec, device: str, dtype: torch.dtype, note: str) -> None:
-    logger.info("backend %s for ⊕ %s on %s in %s%s", name, spec.sizes, device, dtype, note)
+def why_not(
+    name: str, spec: TransitionSpec, device: str, dtype: torch.dtype, precision: str = "fp32"
+) -> str | None:
+    """None if the backend can serve the case, else the reason and the remedy."""
+    return load(name).why_not(spec, torch.device(device), dtype, 1, 1, precision=precision)
 
 
 def unroll(
@@ -124,13 +137,40 @@ def unroll(
     with torch.autocast(device, enabled=False):
         A, h0 = A.to(dtype), h0.to(dtype)
         if backend == "auto":
-            if torch.compiler.is_exporting():
-                backend = "scan"
-            else:
-                backend = choose(spec, device, dtype, A.shape[0], A.shape[1], 1, precision)
-        else:
-            args = (spec, A.device, dtype, A.shape[0], A.shape[1])
-            reason = load(backend).why_not(*args, P=1, precision=precision)
-            if reason is not None:
-                raise UserError(f"backend {backend!r} cannot serve this case: {reason}")
-        return load(backend).unroll(A, h0, list(W), list(S), spec, reset, precision)
+            backend = "scan" if torch.compiler.is_exporting() else choose(spec, device, dtype, precision)
+        elif (reason := _reason(backend, spec.sizes, *spec.text, device, dtype, precision)) is not None:
+            raise UserError(f"backend {backend!r} cannot serve this case: {reason}")
+        return _FUNCTIONS[backend](A, h0, list(W), list(S), spec, reset, precision)
+
+
+@torch.compiler.assume_constant_result
+def _reason(
+    name: str,
+    sizes: tuple[int, ...],
+    units: str,
+    shortcuts: str,
+    device: str,
+    dtype: torch.dtype,
+    precision: str,
+) -> str | None:
+    return why_not(name, TransitionSpec.from_text(sizes, units, shortcuts), device, dtype, precision)
+
+
+def _lazily(name: str):
+    """The backend's `unroll`, its module imported at the first call."""
+
+    def call(*args):
+        return load(name).unroll(*args)
+
+    return call
+
+
+# A compiler traces through these, so the modules that it may meet are imported here, at the end.
+from deeprnn.backends import cpu, reference, scan  # noqa: E402
+
+_FUNCTIONS = {
+    "reference": reference.unroll,
+    "cpu": cpu.unroll,
+    "scan": scan.unroll,
+    "cuda": _lazily("cuda"),
+}

@@ -1,0 +1,51 @@
+"""The loop as one `scan` operator, for torch.export and ONNX: time stays a dynamic dimension there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deeprnn import equations, units
+from deeprnn.backends import TransitionSpec, reference
+
+
+def why_not(
+    spec: TransitionSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    T: int,
+    B: int,
+    P: int = 1,
+    precision: str = "fp32",
+) -> str | None:
+    """As the reference."""
+    return reference.why_not(spec, device, dtype, T, B, P, precision)
+
+
+def unroll(
+    A: Tensor,
+    h0: Tensor,
+    W: list[Tensor],
+    S: list[Tensor],
+    spec: TransitionSpec,
+    reset: Tensor | None = None,
+    precision: str = "fp32",
+) -> tuple[Tensor, Tensor]:
+    """Unroll by `scan`; see `deeprnn.backends.unroll` for the shapes."""
+    from torch._higher_order_ops.scan import scan
+
+    phis = [units.ELEMENTWISE[u] for u in spec.units]
+    wt = [w.mT for w in W]
+    st = [None if s is None else s.mT for s in reference.spread(S, spec.shortcuts)]
+    keep = A.new_ones(A.shape[:2]) if reset is None else (~reset).to(A.dtype)
+
+    def step(h: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        a, kept = at
+        layers = equations.transition_mlp(
+            a.split(list(spec.sizes), dim=-1), h * kept.unsqueeze(-1), wt, st, phis
+        )
+        return layers[-1].clone(), torch.cat(layers, -1)
+
+    _, z = scan(step, h0, (A, keep), dim=0)
+    inner = spec.total - spec.hidden_size
+    return z[..., inner:], z[..., :inner]

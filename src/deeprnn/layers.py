@@ -1,0 +1,304 @@
+"""DeepRNN: the recurrent layer without an output function, a drop-in for `torch.nn.RNN`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from deeprnn import equations, units
+from deeprnn.backends import REGISTRY, TransitionSpec, reference, unroll
+from deeprnn.specs import PlusSpec
+from deeprnn.units import Unit
+
+Hidden = Tensor | None
+
+
+class DeepRNN(nn.Module):
+    """A recurrent layer whose transition may be deep, with the conventions of `torch.nn.RNN`.
+
+    With no `intermediate_sizes` it is `nn.RNN` (and loads its state_dict). With them, every level
+    computes z_l = φ_l(W_l z_{l-1} + U_l x_t + S_l h_{t-1} + b_l), h_t = z_L: DT-RNN, and with
+    `shortcut="last"` and `input_to="all"` the paper's DT(S)-RNN. `num_layers` stacks levels (sRNN).
+
+    Parameters of level k are named as in `nn.RNN` (`weight_ih_lk`, `weight_hh_lk`, `bias_ih_lk`,
+    `bias_hh_lk`) for the first layer of the transition; deeper layers d = 2, 3, … add
+    `weight_zh_lk_dD` (from layer d-1), `weight_ih_lk_dD`, `weight_sh_lk_dD` (shortcut from h_{t-1})
+    and `bias_lk_dD`; the backward direction ends in `_reverse`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str | Unit = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device=None,
+        dtype=None,
+        *,
+        intermediate_sizes: int | Sequence[int] = (),
+        intermediate_nonlinearity: str | Unit | None = None,
+        shortcut: str = "none",
+        input_to: str = "first",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        inner = (intermediate_sizes,) if isinstance(intermediate_sizes, int) else tuple(intermediate_sizes)
+        check_settings(num_layers, bias, batch_first, dropout, bidirectional, backend)
+        phi = units.named(nonlinearity)
+        phi_inner = phi if intermediate_nonlinearity is None else units.named(intermediate_nonlinearity)
+        self.level_specs = tuple(
+            PlusSpec(
+                input_size=input_size if k == 0 else hidden_size * (2 if bidirectional else 1),
+                hidden_size=hidden_size,
+                intermediate_sizes=inner,
+                units=(*[phi_inner] * len(inner), phi),
+                shortcut=shortcut,
+                input_to=input_to,
+                bias=bias,
+                stacked=k > 0,
+            )
+            for k in range(num_layers)
+        )
+        if any(u.startswith("lp") for u in self.level_specs[0].units):
+            raise ValueError(
+                "nonlinearity 'lp' has learned parameters: build with deeprnn.Plus or deeprnn.rnn(...)"
+            )
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.nonlinearity, self.bias, self.batch_first = phi, bias, batch_first
+        self.dropout, self.bidirectional = float(dropout), bidirectional
+        self.intermediate_sizes, self.shortcut, self.input_to = inner, shortcut, input_to
+        self.backend = backend
+        for k, spec in enumerate(self.level_specs):
+            for suffix in self._suffixes(k):
+                self._add_level(spec, suffix, {"device": device, "dtype": dtype})
+        self.reset_parameters()
+
+    def _suffixes(self, level: int) -> list[str]:
+        return [f"_l{level}", f"_l{level}_reverse"][: 2 if self.bidirectional else 1]
+
+    def _add_level(self, spec: PlusSpec, suffix: str, kw: dict) -> None:
+        below = spec.hidden_size
+        for l, (size, width) in enumerate(zip(spec.sizes, spec.widths, strict=True)):
+            deep = "" if l == 0 else f"_d{l + 1}"
+            shapes: dict[str, tuple[int, ...]] = {}
+            if spec.inputs[l]:
+                shapes[f"weight_ih{suffix}{deep}"] = (width, spec.input_size)
+            shapes[f"weight_{'zh' if l else 'hh'}{suffix}{deep}"] = (width, below)
+            if spec.shortcuts[l]:
+                shapes[f"weight_sh{suffix}{deep}"] = (width, spec.hidden_size)
+            if spec.bias and l == 0:
+                shapes[f"bias_ih{suffix}"] = shapes[f"bias_hh{suffix}"] = (width,)
+            elif spec.bias:
+                shapes[f"bias{suffix}{deep}"] = (width,)
+            for name, shape in shapes.items():
+                self.register_parameter(name, nn.Parameter(torch.empty(shape, **kw)))
+            below = size
+
+    def reset_parameters(self) -> None:
+        """Fill with U(-1/√H, 1/√H), as `nn.RNN` does."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for weight in self.parameters():
+            nn.init.uniform_(weight, -bound, bound)
+
+    def _get(self, name: str, suffix: str, l: int) -> Tensor | None:
+        return getattr(self, f"{name}{suffix}" + (f"_d{l + 1}" if l else ""), None)
+
+    def _level_weights(self, spec: PlusSpec, suffix: str) -> tuple[list, list, list, list]:
+        """U, W, S and summed biases of a level's layers, None where a layer has none."""
+        layers = range(spec.depth)
+        U = [self._get("weight_ih", suffix, l) for l in layers]
+        W = [self._get("weight_zh" if l else "weight_hh", suffix, l) for l in layers]
+        S = [self._get("weight_sh", suffix, l) for l in layers]
+        b: list[Tensor | None] = [self._get("bias", suffix, l) for l in layers]
+        if spec.bias:
+            b[0] = getattr(self, f"bias_ih{suffix}") + getattr(self, f"bias_hh{suffix}")
+        return U, W, S, b
+
+    def _project(self, x: Tensor, spec: PlusSpec, U: list, b: list) -> Tensor:
+        if all(u is not None for u in U):
+            return F.linear(x, torch.cat(U), torch.cat(b) if spec.bias else None)
+        parts = []
+        for u, bias, width in zip(U, b, spec.widths, strict=True):
+            part = F.linear(x, u, bias) if u is not None else x.new_zeros(()) if bias is None else bias
+            parts.append(part.expand(*x.shape[:-1], width))
+        return torch.cat(parts, -1)
+
+    def _run_level(self, x: Tensor, h0: Tensor, spec: PlusSpec, suffix: str) -> tuple[Tensor, Tensor]:
+        U, W, S, b = self._level_weights(spec, suffix)
+        A = self._project(x, spec, U, b)
+        if any(u.name in units.POOLED for u in spec.unit_specs):
+            phis = [units.resolve(u) for u in spec.unit_specs]
+            with torch.autocast(A.device.type, enabled=False):
+                return reference.unroll_with(A.to(W[0].dtype), h0, W, S, phis, spec.widths)
+        transition = TransitionSpec(spec.sizes, tuple(u.name for u in spec.unit_specs), spec.shortcuts)
+        return unroll(A, h0, W, [s for s in S if s is not None], transition, backend=self.backend)
+
+    def forward(self, input: Tensor | PackedSequence, h0: Hidden = None, return_all_states: bool = False):
+        """(output, h_n); with `return_all_states` also every level's layers, as a list of lists.
+
+        input is (T, B, I), (B, T, I) with batch_first, (T, I) unbatched, or a PackedSequence; h0 and
+        h_n are (levels x directions, B, H). The third result has, for every level and direction, the
+        sequence of each transition layer (T, B, M_l), the last being the state.
+        """
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, h0, return_all_states)
+        self._check_input(input)
+        batched = input.dim() == 3
+        x = input if batched else input.unsqueeze(1)
+        if self.batch_first and batched:
+            x = x.transpose(0, 1)
+        h0 = self._initial(h0, x, batched)
+        output, h_n, states = self._levels(x, h0, None)
+        if not batched:
+            output, h_n = output.squeeze(1), h_n.squeeze(1)
+        elif self.batch_first:
+            output = output.transpose(0, 1)
+        return (output, h_n, states) if return_all_states else (output, h_n)
+
+    def _forward_packed(self, packed: PackedSequence, h0: Hidden, return_all_states: bool):
+        data, batch_sizes, order, back = packed
+        x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
+        self._check_input(x)
+        h0 = self._initial(h0, x, True)
+        if order is not None:
+            h0 = h0.index_select(1, order)
+        output, h_n, states = self._levels(x, h0, lengths.to(x.device))
+        if back is not None:
+            h_n = h_n.index_select(1, back)
+        out = PackedSequence(pack_padded_sequence(output, lengths).data, batch_sizes, order, back)
+        if not return_all_states:
+            return out, h_n
+        repack = [
+            [PackedSequence(pack_padded_sequence(z, lengths).data, batch_sizes, order, back) for z in level]
+            for level in states
+        ]
+        return out, h_n, repack
+
+    def _levels(
+        self, x: Tensor, h0: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
+        states, last, i = [], [], 0
+        for k, spec in enumerate(self.level_specs):
+            outs = []
+            for suffix in self._suffixes(k):
+                backward = suffix.endswith("_reverse")
+                seen = reverse(x, lengths) if backward else x
+                h, z = self._run_level(seen, h0[i], spec, suffix)
+                last.append(
+                    h[-1] if lengths is None else h[lengths - 1, torch.arange(h.shape[1], device=h.device)]
+                )
+                if backward:
+                    h, z = reverse(h, lengths), reverse(z, lengths)
+                states.append([*z.split(list(spec.intermediate_sizes), -1), h] if spec.depth > 1 else [h])
+                outs.append(h)
+                i += 1
+            x = torch.cat(outs, -1) if len(outs) > 1 else outs[0]
+            if self.dropout and k < self.num_layers - 1:
+                x = F.dropout(x, self.dropout, self.training)
+        return x, torch.stack(last), states
+
+    def step(self, x: Tensor, h: Hidden = None) -> tuple[Tensor, Tensor]:
+        """One step of the sequence form: x (B, I), h (levels, B, H) -> (output (B, H), h)."""
+        if self.bidirectional:
+            raise RuntimeError(
+                "step: a bidirectional layer needs the whole sequence; use bidirectional=False"
+            )
+        if x.dim() != 2 or x.shape[-1] != self.input_size:
+            raise RuntimeError(f"step: x must be (B, {self.input_size}), got {tuple(x.shape)}")
+        h = self._initial(h, x.unsqueeze(0), True)
+        new = []
+        for k, spec in enumerate(self.level_specs):
+            U, W, S, b = self._level_weights(spec, f"_l{k}")
+            A = self._project(x, spec, U, b).split(list(spec.widths), -1)
+            phis = [units.resolve(u) for u in spec.unit_specs]
+            St = [None if s is None else s.mT for s in S]
+            x = equations.transition_mlp(A, h[k], [w.mT for w in W], St, phis)[-1]
+            new.append(x)
+        return x, torch.stack(new)
+
+    def _initial(self, h0: Hidden, x: Tensor, batched: bool) -> Tensor:
+        """h0 checked and given a batch dimension, zeros where it is None; x is (T, B, I)."""
+        directions = 2 if self.bidirectional else 1
+        want = (self.num_layers * directions, x.shape[1], self.hidden_size)
+        weight = next(self.parameters())
+        if h0 is None:
+            return torch.zeros(want, dtype=weight.dtype, device=x.device)
+        if h0.dim() != (3 if batched else 2):
+            kind = (
+                "batched 3-D input, h0 should also be 3-D"
+                if batched
+                else "unbatched 2-D input, h0 should also be 2-D"
+            )
+            raise RuntimeError(f"For {kind} but got {h0.dim()}-D tensor")
+        h0 = h0 if batched else h0.unsqueeze(1)
+        if tuple(h0.shape) != want:
+            raise RuntimeError(f"Expected hidden size {want}, got {tuple(h0.shape)}")
+        if h0.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(
+                f"h0 has dtype {h0.dtype} but the parameters have {weight.dtype}: use h0.to(...)"
+            )
+        return h0
+
+    def _check_input(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"DeepRNN: input must be a Tensor or a PackedSequence, got {type(x).__name__}")
+        if x.dim() not in (2, 3):
+            raise ValueError(f"DeepRNN: Expected input to be 2D or 3D, got {x.dim()}D instead")
+        if x.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {x.shape[-1]}"
+            )
+        if x.shape[1 if self.batch_first and x.dim() == 3 else 0] == 0:
+            raise RuntimeError("Expected sequence length to be larger than 0 in DeepRNN")
+        weight = next(self.parameters())
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(
+                f"input has dtype {x.dtype} but the parameters have {weight.dtype}: use input.to({weight.dtype}) "
+                f"or layer.to({x.dtype})"
+            )
+
+    def extra_repr(self) -> str:
+        text = f"{self.input_size}, {self.hidden_size}"
+        if self.intermediate_sizes:
+            text += f", intermediate_sizes={self.intermediate_sizes}"
+        defaults = {"num_layers": 1, "nonlinearity": "tanh", "bias": True, "batch_first": False, "dropout": 0.0,
+                    "bidirectional": False, "shortcut": "none", "input_to": "first", "backend": "auto"}  # fmt: skip
+        for name, default in defaults.items():
+            if (value := getattr(self, name)) != default:
+                text += f", {name}={value!r}"
+        return text
+
+
+def check_settings(
+    num_layers: int, bias: bool, batch_first: bool, dropout: float, bidirectional: bool, backend: str
+) -> None:
+    """Refuse settings that `PlusSpec` does not see, naming the argument, the value and the remedy."""
+    if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
+        raise ValueError(f"num_layers must be a whole number of at least 1, got {num_layers!r}")
+    for name, value in (("bias", bias), ("batch_first", batch_first), ("bidirectional", bidirectional)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    number = isinstance(dropout, (int, float)) and not isinstance(dropout, bool)
+    if not number or not 0 <= dropout <= 1:
+        raise ValueError(f"dropout should be a number in range [0, 1] representing the probability of an element "
+                         f"being zeroed, got {dropout!r}")  # fmt: skip
+    if backend != "auto" and backend not in REGISTRY:
+        raise ValueError(f"backend must be one of auto, {', '.join(REGISTRY)}, got {backend!r}")
+
+
+def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Each sequence of (T, B, ·) backwards within its own length; padding stays where it is."""
+    if lengths is None:
+        return x.flip(0)
+    t = torch.arange(x.shape[0], device=x.device).unsqueeze(1)  # (T, 1)
+    index = torch.where(t < lengths, lengths - 1 - t, t)  # (T, B)
+    return x.gather(0, index.unsqueeze(-1).expand_as(x))
