@@ -1,0 +1,250 @@
+"""`deeprnn describe`: a model's equations, shapes, counts and picture; the paper's Table 1."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from deeprnn.console import console
+from deeprnn.errors import UserError
+
+if TYPE_CHECKING:
+    from deeprnn.specs import ModelSpec
+
+# name -> (takes --intermediate, takes --output-hidden, shortcut and input to every layer, stacked)
+MODELS = {
+    "rnn": (False, False, False, False),
+    "dt": (True, False, False, False),
+    "dts": (True, False, True, False),
+    "do": (False, True, False, False),
+    "dot": (True, True, False, False),
+    "dots": (True, True, True, False),
+    "srnn": (False, False, False, True),
+    "sdts": (True, False, True, True),
+    "sdots": (True, True, True, True),
+}
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Show a model: equations, shapes, parameter counts, picture.
+
+    `deeprnn describe --table1` lists the paper's Table 1 beside our counts;
+    `deeprnn describe dots --hidden 400 --intermediate 400 --output-hidden 400` any model of the family;
+    `deeprnn describe runs/x` the model of a run.
+    """
+
+    model: Annotated[str | None, tyro.conf.Positional] = None
+    """rnn, dt, dts, do, dot, dots, srnn, sdts, sdots, or the folder of a run"""
+    table1: bool = False
+    """print the 20 sizes of the paper's Table 1"""
+    input: int = 88
+    """length of the input vector, or number of symbols"""
+    output: int | None = None
+    """number of outputs (as many as inputs)"""
+    hidden: tuple[int, ...] = (200,)
+    """units of the state; for stacked models one number per level, or one for all"""
+    levels: int = 2
+    """levels of a stacked model when --hidden is one number"""
+    intermediate: tuple[int, ...] = ()
+    """units of the transition's intermediate layers (as many as --hidden)"""
+    output_hidden: tuple[int, ...] = ()
+    """units of the output function's hidden layers (as many as --hidden)"""
+    input_hidden: tuple[int, ...] = ()
+    """units of a deep input function"""
+    unit: str = "sigmoid"
+    """sigmoid, tanh, relu, identity, maxout:N, lp:N"""
+    output_unit: str = "sigmoid"
+    """unit of the output function's hidden layers"""
+    shortcut: Literal["none", "last", "all"] | None = None
+    """which transition layers h(t-1) also reaches directly"""
+    input_to: Literal["first", "last", "all"] | None = None
+    """which transition layers the input enters"""
+    input_to_levels: Literal["first", "all"] = "first"
+    """whether the input also enters the upper levels of a stack"""
+    output_from: Literal["top", "all"] = "top"
+    """whether the output sees all levels of a stack"""
+    text: bool = False
+    """symbols with a softmax, instead of frames with independent notes"""
+    svg: Path | None = None
+    """write the picture here"""
+    png: Path | None = None
+    """write the picture here"""
+    json: bool = False
+    """print one JSON document instead"""
+
+    def run(self) -> int:
+        """Print and draw what was asked for."""
+        if self.table1:
+            return show_table1(self.json)
+        spec = self.spec()
+        show_json(spec) if self.json else show_model(spec)
+        self.draw(spec)
+        return 0
+
+    def spec(self) -> ModelSpec:
+        """The model asked for."""
+        if self.model is None:
+            raise UserError(f"name a model ({', '.join(MODELS)}) or a run folder, or ask for --table1")
+        if self.model not in MODELS:
+            return run_spec(self.model)
+        from deeprnn.models import assemble
+
+        deep, deep_output, short, stacked = MODELS[self.model]
+        if self.intermediate and not deep:
+            raise UserError(
+                f"{self.model} has no intermediate layers: leave --intermediate out, or describe dt or dts"
+            )
+        if self.output_hidden and not deep_output:
+            raise UserError(
+                f"{self.model} has a shallow output: leave --output-hidden out, or describe do or dots"
+            )
+        if len(self.hidden) > 1 and not stacked:
+            raise UserError(
+                f"{self.model} has one level, --hidden gives {len(self.hidden)}: describe srnn or sdts"
+            )
+        hidden = self.hidden if len(self.hidden) > 1 or not stacked else self.hidden * self.levels
+        return assemble(
+            input_size=self.input,
+            output_size=self.input if self.output is None else self.output,
+            hidden_sizes=hidden,
+            intermediate=(self.intermediate or hidden[:1]) if deep else (),
+            output_hidden=(self.output_hidden or hidden[:1]) if deep_output else (),
+            shortcut=self.shortcut or ("last" if short else "none"),
+            input_to=self.input_to or ("all" if short else "first"),
+            unit=self.unit,
+            output_unit=self.output_unit,
+            output="categorical" if self.text else "bernoulli",
+            output_from=self.output_from,
+            input_to_levels=self.input_to_levels,
+            input_mlp=self.input_hidden,
+        )
+
+    def draw(self, spec: ModelSpec) -> None:
+        """Write the pictures asked for."""
+        from deeprnn import drawing
+
+        for path, content in ((self.svg, drawing.model_svg), (self.png, drawing.model_png)):
+            if path is None:
+                continue
+            data = content(spec)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data.encode() if isinstance(data, str) else data)
+            console(stderr=True).print(f"wrote {path}")
+
+
+def run_spec(name: str) -> ModelSpec:
+    """The model of a run folder."""
+    from deeprnn.specs import ModelSpec
+
+    path = Path(name) / "run.json"
+    if not path.is_file():
+        known = ", ".join(MODELS)
+        raise UserError(f"{name!r} is neither a model nor the folder of a run: models are {known}")
+    return ModelSpec.from_dict(json.loads(path.read_text("utf-8"))["model"])
+
+
+def table1_rows() -> list[dict]:
+    """The paper's Table 1 with our counts of weight-matrix entries."""
+    from deeprnn import paper
+    from deeprnn.anatomy import dissect
+
+    return [
+        {
+            "data": size.data,
+            "model": size.model,
+            "units": list(size.units),
+            "parameters": dissect(paper.spec(size.data, size.model)).weights,
+            "paper": size.printed,
+        }
+        for size in paper.TABLE1
+    ]
+
+
+def show_table1(as_json: bool) -> int:
+    """Print Table 1; the exit status tells whether every count agrees."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from deeprnn.anatomy import short_count
+    from deeprnn.paper import LABELS
+
+    rows = table1_rows()
+    agree = all(short_count(row["parameters"]) == row["paper"] for row in rows)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return 0 if agree else 1
+    title = "Table 1: entries of the weight matrices, biases not counted"
+    table = Table("data", "model", title=title, title_justify="left", box=SIMPLE)
+    table.add_column("units", no_wrap=True)
+    for heading in ("parameters", "printed", "paper"):
+        table.add_column(heading, justify="right")
+    table.add_column("equal")
+    previous = ""
+    for row in rows:
+        if previous and row["data"] != previous:
+            table.add_section()
+        mine = short_count(row["parameters"])
+        table.add_row(
+            row["data"] if row["data"] != previous else "",
+            LABELS[row["model"]],
+            ", ".join(map(str, row["units"])) + (" ×2" if row["model"] == "srnn" else ""),
+            f"{row['parameters']:,}",
+            mine,
+            row["paper"],
+            "yes" if mine == row["paper"] else "[red]no[/red]",
+        )
+        previous = row["data"]
+    console().print(table)
+    return 0 if agree else 1
+
+
+def show_model(spec: ModelSpec) -> None:
+    """Equations, matrices and counts for a person."""
+    from rich.table import Table
+
+    from deeprnn.anatomy import dissect, equations, label, short_count, symbol
+
+    anatomy, out = dissect(spec), console()
+    out.print(f"[bold]{label(spec)}[/bold]\n")
+    for line in equations(spec):
+        out.print(f"  {line}", markup=False)
+    out.print()
+    table = Table("matrix", "from", "to", box=None, padding=(0, 2))
+    table.add_column("shape", justify="right")
+    table.add_column("weights", justify="right")
+    for link in anatomy.links:
+        target = anatomy.layer(link.target)
+        level = f" of level {target.level}" if target.level else ""
+        source = symbol(anatomy.layer(link.source), "t-1" if link.delayed else "t")
+        shape = f"{link.rows} × {link.columns}"
+        table.add_row(link.matrix + level, source, symbol(target), shape, f"{link.weights:,}")
+    out.print(table)
+    weights, rest = anatomy.weights, anatomy.parameters - anatomy.weights
+    out.print(
+        f"\n  {weights:,} weights ({short_count(weights)}) and {rest:,} biases: {anatomy.parameters:,} in all"
+    )
+
+
+def show_json(spec: ModelSpec) -> None:
+    """The same as one JSON document."""
+    from deeprnn.anatomy import dissect, equations, label
+
+    anatomy = dissect(spec)
+    matrices = [
+        {"name": k.matrix, "from": k.source, "to": k.target, "kind": k.kind, "shape": [k.rows, k.columns]}
+        for k in anatomy.links
+    ]
+    document = {
+        "label": label(spec),
+        "weights": anatomy.weights,
+        "parameters": anatomy.parameters,
+        "equations": equations(spec),
+        "matrices": matrices,
+        "model": spec.to_dict(),
+    }
+    print(json.dumps(document, indent=2, ensure_ascii=False))
