@@ -1,0 +1,112 @@
+"""The command `deeprnn`: finds the subcommand, parses its settings with tyro, runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+from deeprnn import __version__
+from deeprnn.errors import UserError
+
+# name -> (module:class, one line); the module is imported only when its command runs.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo:Demo", "train two models on Bach chorales and hear the result, in a few minutes"),
+    "train": ("train:Train", "train a model on a benchmark set, a MIDI folder, a text file or by a recipe"),
+    "resume": ("resume:Resume", "go on with an interrupted run, exactly where it stopped"),
+    "evaluate": ("evaluate:Evaluate", "score a trained run on a split, in every convention"),
+    "runs": ("runs:Runs", "list runs with their results"),
+    "generate": ("generate:Generate", "let a trained run write music or text"),
+    "report": ("report:Report", "tables, figures and one HTML page from runs or from the ledger"),
+    "reproduce": ("reproduce:Reproduce", "run the paper's experiments again"),
+    "serve": ("serve:Serve", "open the web page: hear, see and play with trained runs"),
+    "data check": ("data:DataCheck", "which data sets are found, their counts and checksums"),
+    "data get": ("data:DataGet", "download a benchmark set, verified"),
+    "data show": ("data:DataShow", "look at a data set: a piano roll or a text sample"),
+    "data import": ("data:DataImport", "read your own MIDI, text or array files, with a report per file"),
+    "describe": ("describe:Describe", "any model: equations, shapes, counts, and its picture"),
+    "export": ("export:Export", "a trained run as ONNX, whole-sequence or one-step"),
+    "bench": ("bench:Bench", "measure the backends beside their peers"),
+    "doctor": ("doctor:Doctor", "versions, devices, backends and where data is looked for"),
+}
+
+EXAMPLES = (
+    ("deeprnn demo", "the first thing to try"),
+    ("deeprnn describe dots --hidden 400 --png out/dots.png", "see a deep model"),
+    ("deeprnn train my_midi_folder/", "your own music"),
+    ("deeprnn train book.txt --level char", "your own text"),
+    ("deeprnn train jsb --model dots", "a cell of the paper's Table 2"),
+    ("deeprnn generate runs/NAME", "hear what it learned"),
+)
+
+
+def overview() -> str:
+    """What `deeprnn --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [
+        f"deeprnn {__version__}: deep recurrent neural networks",
+        "",
+        "usage: deeprnn COMMAND [options]",
+        "",
+    ]
+    lines += [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "`deeprnn COMMAND --help` explains a command and all its options.", "", "For example:"]
+    lines += [f"  {command:<54}  # {text}" for command, text in EXAMPLES]
+    return "\n".join(lines)
+
+
+def find(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Split the arguments into the command's name (one word or two) and the rest."""
+    for words in (2, 1):
+        name = " ".join(argv[:words])
+        if len(argv) >= words and name in COMMANDS:
+            return name, list(argv[words:])
+    family = [n for n in COMMANDS if n.startswith(f"{argv[0]} ")]
+    if family:
+        wanted = argv[1] if len(argv) > 1 else ""
+        if wanted in ("", "-h", "--help"):
+            lines = [f"  deeprnn {n}  {COMMANDS[n][1]}" for n in family]
+            raise UserError(f"'deeprnn {argv[0]}' has these commands:\n" + "\n".join(lines))
+        raise UserError(f"unknown command 'deeprnn {argv[0]} {wanted}': known are {', '.join(family)}")
+    near = get_close_matches(argv[0], [n.split()[0] for n in COMMANDS], n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise UserError(f"unknown command {argv[0]!r}{hint}: 'deeprnn --help' lists them")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; errors a person can mend are raised as UserError."""
+    from deeprnn.errors import need
+
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if argv[0] in ("--version", "-V"):
+        print(f"deeprnn {__version__}")
+        return 0
+    name, rest = find(argv)
+    module, _, cls = COMMANDS[name][0].partition(":")
+    command = getattr(import_module(f"deeprnn.commands.{module}"), cls)
+    if hasattr(command, "from_argv"):
+        return command.from_argv(rest, prog=f"deeprnn {name}").run()
+    return need("tyro", extra="cli").cli(command, prog=f"deeprnn {name}", args=rest).run()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: exit status 0, 2 for an error of use, 130 when interrupted."""
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing to report
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
