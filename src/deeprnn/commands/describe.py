@@ -181,7 +181,7 @@ def show_table1(as_json: bool) -> int:
     title = "Table 1: entries of the weight matrices, biases not counted"
     table = Table("data", "model", title=title, title_justify="left", box=SIMPLE)
     table.add_column("units", no_wrap=True)
-    for heading in ("parameters", "printed", "paper"):
+    for heading in ("weights", "ours", "paper"):
         table.add_column(heading, justify="right")
     table.add_column("equal")
     previous = ""

@@ -31,6 +31,8 @@ STROKES = {
     "skip": ("#8a4fa3", "#cf9be4"),
 }
 SERIF = "'STIX Two Text','Cambria Math',Georgia,'Times New Roman',serif"
+LETTER_WIDTHS = {"x": 0.48, "f": 0.42, "z": 0.44, "h": 0.52, "o": 0.52, "y": 0.48, "W": 0.95, "U": 0.78, "V": 0.72,
+                 "S": 0.54, "K": 0.72, "E": 0.68}  # fmt: skip
 SANS = "system-ui,'Segoe UI',Helvetica,Arial,sans-serif"
 
 
@@ -174,13 +176,13 @@ def _svg_label(label: Label | None, x: float, y: float, size: float, css: str) -
     """A symbol centred at (x, y); sub- and superscript stand above each other."""
     if label is None:
         return ""
-    em = 0.52 * size
+    wide = LETTER_WIDTHS.get(label.base, 0.6) * size
     small = 0.62 * size
-    tail = max(len(label.sub), len(label.sup)) * 0.5 * small
-    left = x - (len(label.base) * em + tail) / 2
+    tail = max(len(label.sub), len(label.sup)) * 0.48 * small
+    left = x - (wide + tail) / 2
     base = y + 0.33 * size
     out = [(left, base, size, label.base)]
-    after = left + len(label.base) * em + 0.04 * size
+    after = left + wide + 0.03 * size
     if label.sub:
         out.append((after, base + 0.24 * size, small, label.sub))
     if label.sup:
