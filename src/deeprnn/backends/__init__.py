@@ -20,6 +20,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from deeprnn.errors import UserError
 
@@ -137,10 +138,27 @@ def unroll(
     with torch.autocast(device, enabled=False):
         A, h0 = A.to(dtype), h0.to(dtype)
         if backend == "auto":
-            backend = "scan" if torch.compiler.is_exporting() else choose(spec, device, dtype, precision)
+            backend = _outside_choice() or choose(spec, device, dtype, precision)
         elif (reason := _reason(backend, spec.sizes, *spec.text, device, dtype, precision)) is not None:
             raise UserError(f"backend {backend!r} cannot serve this case: {reason}")
         return _FUNCTIONS[backend](A, h0, list(W), list(S), spec, reset, precision)
+
+
+def _outside_choice() -> str | None:
+    """The backend that the surrounding transformation asks for, None where any will do.
+
+    Custom operators know reverse-mode differentiation and vmap; torch.func's own gradients and
+    forward-mode differentiation need plain operations, and export needs a loop it can write down.
+    """
+    if torch.compiler.is_exporting():
+        return "scan"
+    if torch.compiler.is_compiling():
+        return None
+    if forward_ad._current_level >= 0:
+        return "reference"
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    plain = all(level.key() == torch._C._functorch.TransformType.Vmap for level in stack)
+    return None if plain else "reference"
 
 
 @torch.compiler.assume_constant_result
