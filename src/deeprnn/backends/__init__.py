@@ -20,6 +20,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
 
 from deeprnn.errors import UserError
@@ -156,8 +157,8 @@ def _outside_choice() -> str | None:
         return None
     if forward_ad._current_level >= 0:
         return "reference"
-    stack = torch._C._functorch.get_interpreter_stack() or ()
-    plain = all(level.key() == torch._C._functorch.TransformType.Vmap for level in stack)
+    stack = _functorch.get_interpreter_stack() or ()
+    plain = all(level.key() == _functorch.TransformType.Vmap for level in stack)
     return None if plain else "reference"
 
 
