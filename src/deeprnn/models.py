@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from deeprnn import init as initialisation
+from deeprnn.errors import UserError
 from deeprnn.init import InitSpec
 from deeprnn.operators import Plus, Predict
-from deeprnn.specs import Dropout, ModelSpec, PlusSpec, PredictSpec
+from deeprnn.specs import Dropout, ModelSpec, PlusSpec, PredictSpec, positive
 
 State = tuple[Tensor, ...]
 
@@ -41,7 +42,8 @@ class SequenceModel(nn.Module):
     ) -> tuple[Tensor, State]:
         """The states that ▷ sees, (T, B, ·), and the state to carry on."""
         self._check(x, 2 if self.spec.symbols else 3)
-        state = self.initial_state(x.shape[1]) if state is None else tuple(state)
+        self._check_reset(reset, x)
+        state = self._state(state, x.shape[1])
         masks = masks or {}
         below = x if "input" not in masks else x * masks["input"]
         seen, last = [], []
@@ -64,7 +66,7 @@ class SequenceModel(nn.Module):
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """One step, for streaming and sampling: x (B, I) or symbols (B,), logits (B, O)."""
         self._check(x, 1 if self.spec.symbols else 2)
-        state = self.initial_state(x.shape[0]) if state is None else state
+        state = self._state(state, x.shape[0])
         below, new = x, []
         for level, h in zip(self.levels, state, strict=True):
             below = level(below, h, x if level.spec.skip_size else None)
@@ -72,8 +74,27 @@ class SequenceModel(nn.Module):
         top = torch.cat(new, -1) if self.spec.output_from == "all" else below
         return self.predict(top), tuple(new)
 
+    def _state(self, state: State | None, batch: int) -> State:
+        """The given state, checked, or zeros."""
+        if state is None:
+            return self.initial_state(batch)
+        want = [(batch, level.spec.hidden_size) for level in self.levels]
+        got = [tuple(h.shape) for h in state]
+        if got != want:
+            raise ValueError(f"state must hold one (B, H) tensor per level, {want}, got {got}")
+        return tuple(state)
+
+    def _check_reset(self, reset: Tensor | None, x: Tensor) -> None:
+        if reset is not None and (reset.dtype != torch.bool or reset.shape != x.shape[:2]):
+            raise ValueError(
+                f"reset must be bool marks of shape (T, B) = {tuple(x.shape[:2])}, got {reset.dtype} of "
+                f"shape {tuple(reset.shape)}"
+            )
+
     def _check(self, x: Tensor, dims: int) -> None:
         spec = self.spec
+        if not isinstance(x, Tensor):
+            raise TypeError(f"input must be a Tensor, got {type(x).__name__}")
         if x.dim() != dims:
             shape = {1: "(B,)", 2: "(T, B)" if spec.symbols else "(B, I)", 3: "(T, B, I)"}[dims]
             raise ValueError(f"input must have {dims} dimension(s), {shape}, got {tuple(x.shape)}")
@@ -165,6 +186,8 @@ def assemble(
 
     `symbols=None` takes integer symbols for a categorical output and vectors for a Bernoulli one.
     """
+    if not hidden_sizes:
+        raise UserError("hidden_sizes must name at least one level, got none")
     inner, out_sizes = sizes(intermediate), sizes(output_hidden)
     mlp = sizes(input_mlp)
     symbols = output == "categorical" if symbols is None else symbols
@@ -247,6 +270,7 @@ def stacked_rnn(
     init=None, seed=None, device=None, dtype=None, **options,
 ) -> SequenceModel:  # fmt: skip
     """sRNN: levels of recurrent states, each fed by the one below.  Fig. 2d."""
+    positive("stacked_rnn", num_levels=num_levels)
     hidden = (hidden_size,) * num_levels if isinstance(hidden_size, int) else tuple(hidden_size)
     return _make(init, seed, device, dtype, input_size=input_size, output_size=output_size,
                  hidden_sizes=hidden, **options)  # fmt: skip
