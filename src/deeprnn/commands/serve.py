@@ -1,0 +1,106 @@
+"""`deeprnn serve`: the page."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from deeprnn.errors import UserError, need
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Open the page: browse runs, watch them learn, play with what they learned.
+
+    Runs are looked for below the given folders (default: runs/). Nothing leaves this machine: the page
+    needs no network, and the server answers only to localhost unless another --host is given.
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Folders that hold runs, or runs themselves."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets the whole network in, without a password."""
+    port: int = 8000
+    """Port to listen on; 0 picks a free one."""
+    names: tuple[str, ...] = field(default=())
+    """Further host names to answer to, beside localhost and addresses in numbers."""
+    workers: int = 2
+    """Threads that compute."""
+    queue: int = 64
+    """Requests that may wait or compute at once; one more is told to come back later."""
+    open: bool = False
+    """Open a browser."""
+
+    def run(self) -> int:
+        """Serve until interrupted."""
+        uvicorn = need("uvicorn", extra="web")
+        need("starlette", extra="web")
+        from deeprnn.console import console
+        from deeprnn.web.app import create_app
+        from deeprnn.web.limits import Limits
+
+        folders = self.runs or (Path("runs"),)
+        self._check()
+        names = (*self.names, *(() if _is_address(self.host) else (self.host,)))
+        app = create_app(folders, Limits(workers=self.workers, jobs=self.queue), names)
+        listener = self._listen()
+        url = f"http://{_shown(self.host)}:{listener.getsockname()[1]}/"
+        console().print(f"deeprnn: {', '.join(map(str, folders))} at {url} (Ctrl+C stops)")
+        if not _is_local(self.host):
+            console(stderr=True).print(
+                f"warning: {self.host} lets other machines in, and there is no password"
+            )
+        if self.open:
+            import webbrowser
+
+            webbrowser.open(url)
+        # More connections than this are refused outright; open curves and waiting requests both count.
+        config = uvicorn.Config(app, log_level="warning", limit_concurrency=512, timeout_keep_alive=10,
+                                timeout_graceful_shutdown=2, server_header=False)  # fmt: skip
+        uvicorn.Server(config).run(sockets=[listener])
+        return 0
+
+    def _check(self) -> None:
+        for folder in self.runs:
+            if not folder.is_dir():
+                raise UserError(f"there is no folder {str(folder)!r}: name one that holds runs")
+        if self.workers < 1 or self.queue < 1:
+            raise UserError("--workers and --queue must be at least 1")
+
+    def _listen(self) -> socket.socket:
+        """Bind here, so that a taken port is a plain message and port 0 can be told."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self.host, self.port))
+        except (OSError, OverflowError) as error:
+            listener.close()
+            raise UserError(
+                f"cannot listen on {self.host} port {self.port}: {error}: try --port 0"
+            ) from error
+        listener.listen(256)
+        return listener
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_local(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _shown(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host

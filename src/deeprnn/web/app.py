@@ -1,0 +1,186 @@
+"""The server: every address, what it answers, and the order in which things are checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from deeprnn.errors import UserError
+from deeprnn.web import details, live, music, refusals, text
+from deeprnn.web.guard import Guard
+from deeprnn.web.jobs import Seats, Workshop
+from deeprnn.web.library import Entry, Library
+from deeprnn.web.limits import Limits
+from deeprnn.web.refusals import Fields, Refusal
+from deeprnn.web.shelf import Loaded, Shelf
+
+STATIC = Path(__file__).parent / "static"
+
+
+class Page:
+    """What the addresses share: the runs, the models, the threads and the bounds."""
+
+    def __init__(self, folders: Sequence[Path], limits: Limits) -> None:
+        self.limits = limits
+        self.library = Library(folders, limits)
+        self.shelf = Shelf(limits.models)
+        self.workshop = Workshop(limits)
+        self.watchers = Seats(limits.watchers, "open curves")
+
+    async def index(self, _request: Request) -> Response:
+        """The page itself."""
+        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    async def runs(self, request: Request) -> Response:
+        """All runs, or 304 where nothing changed since the client's copy."""
+        entries = await self.workshop.quick(self.library.entries)
+        body = {
+            "runs": [entry.summary for entry in entries],
+            "folders": [f.name for f in self.library.folders],
+        }
+        return _tagged(request, body)
+
+    async def paper(self, request: Request) -> Response:
+        """The paper's results."""
+        return _tagged(request, details.paper())
+
+    async def run(self, request: Request) -> Response:
+        """One run in full."""
+        entry = await self._entry(request)
+        return _tagged(request, await self.workshop.quick(details.describe, self.library, entry))
+
+    async def metrics(self, request: Request) -> Response:
+        """The learning curve so far."""
+        entry = await self._entry(request)
+        return _tagged(request, {"rows": await self.workshop.quick(self.library.metrics, entry)})
+
+    async def drawing(self, request: Request) -> Response:
+        """The model drawn as in the paper's Figure 2."""
+        entry = await self._entry(request)
+        svg = await self.workshop.quick(details.drawing, self.library, entry)
+        policy = "default-src 'none'; style-src 'unsafe-inline'"  # the picture brings its own style sheet
+        headers = {"content-security-policy": policy, "cache-control": "no-cache"}
+        return Response(svg, media_type="image/svg+xml", headers=headers)
+
+    async def events(self, request: Request) -> Response:
+        """The learning curve as it grows."""
+        entry = await self._entry(request)
+        seat = self.watchers.take()
+        return live.LiveResponse(live.follow(self.library, entry), seat)
+
+    async def primer(self, request: Request) -> Response:
+        """A MIDI file as frames of the run's grid."""
+        entry = await self._entry(request)
+        content = await refusals.read_body(request, self.limits.upload_bytes, self.limits.body_seconds)
+        work = lambda: music.read_primer(self.shelf.music(entry), content, self.limits)  # noqa: E731
+        return JSONResponse(await self.workshop.run(work))
+
+    async def predict(self, request: Request) -> Response:
+        """What a music model expects."""
+        return JSONResponse(await self._ask(request, self.shelf.music, music.predict))
+
+    async def score(self, request: Request) -> Response:
+        """How a text surprises a model."""
+        return JSONResponse(await self._ask(request, self.shelf.text, text.score))
+
+    async def midi(self, request: Request) -> Response:
+        """A roll as a MIDI file."""
+        content = await self._ask(request, self.shelf.music, music.midi_file)
+        return Response(content, media_type="audio/midi")
+
+    async def wav(self, request: Request) -> Response:
+        """A roll as sound."""
+        content = await self._ask(request, self.shelf.music, music.wav_file)
+        return Response(content, media_type="audio/wav")
+
+    async def proceed(self, request: Request) -> Response:
+        """A continuation, streamed as it is sampled."""
+        entry, fields = await self._entry(request), await self._fields(request)
+        loaded = await self.workshop.run(self.shelf.get, entry)
+        make = music.continuation if loaded.kind == "music" else text.continuation
+        chunks = make(loaded, fields, self.limits)  # refuses before the first byte of the answer
+        return self.workshop.stream(lambda: chunks)
+
+    async def _entry(self, request: Request) -> Entry:
+        return await self.workshop.quick(self.library.get, request.path_params["id"])
+
+    async def _fields(self, request: Request) -> Fields:
+        limits = self.limits
+        return Fields.parse(await refusals.read_body(request, limits.body_bytes, limits.body_seconds))
+
+    async def _ask(
+        self, request: Request, find: Callable[[Entry], Loaded], work: Callable[[Loaded, Fields, Limits], Any]
+    ) -> Any:
+        entry, fields = await self._entry(request), await self._fields(request)
+        return await self.workshop.run(lambda: work(find(entry), fields, self.limits))
+
+
+def create_app(
+    folders: Iterable[str | Path], limits: Limits | None = None, names: Iterable[str] = ()
+) -> Starlette:
+    """The page over some folders of runs."""
+    page = Page([Path(folder) for folder in folders], limits or Limits())
+    run = "/api/runs/{id}"
+    routes = [
+        Route("/", page.index),
+        Mount("/static", StaticFiles(directory=STATIC)),
+        Route("/api/runs", page.runs),
+        Route("/api/paper", page.paper),
+        Route(run, page.run),
+        Route(f"{run}/metrics", page.metrics),
+        Route(f"{run}/drawing.svg", page.drawing),
+        Route(f"{run}/events", page.events),
+        Route(f"{run}/primer", page.primer, methods=["POST"]),
+        Route(f"{run}/predict", page.predict, methods=["POST"]),
+        Route(f"{run}/score", page.score, methods=["POST"]),
+        Route(f"{run}/continue", page.proceed, methods=["POST"]),
+        Route(f"{run}/midi", page.midi, methods=["POST"]),
+        Route(f"{run}/wav", page.wav, methods=["POST"]),
+    ]
+    handlers = {
+        Refusal: refusals.answer_refusal,
+        UserError: refusals.answer_user_error,
+        HTTPException: refusals.answer_http,
+        500: refusals.answer_failure,
+    }
+    app = Starlette(
+        routes=routes,
+        exception_handlers=handlers,
+        middleware=[Middleware(Guard, names=tuple(names))],
+        lifespan=_calm_torch,
+    )
+    app.state.page = page
+    return app
+
+
+@asynccontextmanager
+async def _calm_torch(_app: Starlette) -> AsyncIterator[None]:
+    """One core a request: many small steps gain nothing from more, and the other clients lose."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _tagged(request: Request, value: Any) -> Response:
+    """JSON with a tag of its content, so that a client that has it gets 304."""
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
+    headers = {"etag": tag, "cache-control": "no-cache"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type="application/json", headers=headers)

@@ -1,0 +1,99 @@
+"""Learning curves as they grow: a run's metrics.jsonl followed and sent as server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from deeprnn.web.jobs import Seat
+from deeprnn.web.library import LARGEST_METRICS, Entry, Library, parse_row, summarise
+from deeprnn.web.refusals import Refusal
+
+PAUSE = 0.5  # seconds between looks
+BEAT = 15.0  # seconds of silence after which a comment is sent, so that a dead connection is noticed
+
+
+class Tail:
+    """Whole new lines of a growing file; a file that was replaced or cut is read from its start."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.path = entry.path / "metrics.jsonl"
+        self._file: tuple[int, int] | None = None
+        self._offset = 0
+
+    def look(self) -> tuple[bool, list[dict[str, Any]]]:
+        """(whether the file began anew, new rows)."""
+        try:
+            with self.path.open("rb") as file:
+                status = self.path.stat()
+                fresh = self._file != (status.st_dev, status.st_ino) or status.st_size < self._offset
+                if fresh:
+                    self._file, self._offset = (status.st_dev, status.st_ino), 0
+                file.seek(self._offset)
+                new = file.read(LARGEST_METRICS)
+        except OSError:
+            return False, []
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return fresh, [row for text in whole.splitlines() if (row := parse_row(text)) is not None]
+
+
+async def follow(library: Library, entry: Entry, pause: float = PAUSE) -> AsyncIterator[bytes]:
+    """Events: `rows` (begin anew or append), `status` when it changes, `end` when the run is over."""
+    tail, status, silent = Tail(entry), None, 0.0
+    while True:
+        began, rows = await anyio.to_thread.run_sync(tail.look)
+        if began or rows:
+            yield event("rows", {"reset": began, "rows": rows})
+        summary = await anyio.to_thread.run_sync(_summary, library, entry)
+        if summary != status:
+            status = summary
+            yield event("status", summary)
+            silent = 0.0
+        if not rows and (summary is None or summary["status"] != "running"):
+            yield event("end", {"status": summary["status"] if summary else "gone"})
+            return
+        await anyio.sleep(pause)
+        silent += pause
+        if silent >= BEAT:
+            silent = 0.0
+            yield b": still here\n\n"
+
+
+def _summary(library: Library, entry: Entry) -> dict[str, Any] | None:
+    if not entry.path.is_dir():
+        return None
+    try:
+        info = library.info(entry)
+    except Refusal:
+        return {**entry.summary, "status": "unreadable"}
+    rows = library.metrics(entry)
+    return {**entry.summary, **summarise(info, rows, (entry.path / "best.safetensors").is_file())}
+
+
+def event(name: str, value: Any) -> bytes:
+    """One server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
+
+
+class LiveResponse(StreamingResponse):
+    """An event stream that gives its seat back when the client leaves."""
+
+    def __init__(self, content: AsyncIterator[bytes], seat: Seat) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._seat, self._content = seat, content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end or the client's."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._content.aclose()  # type: ignore[attr-defined]
+            self._seat.leave()

@@ -1,0 +1,155 @@
+"""Music for the page: a primer from MIDI, what the model expects, its continuation, MIDI and WAV."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from deeprnn.web.limits import Limits
+from deeprnn.web.refusals import Fields, Refusal
+from deeprnn.web.shelf import Loaded
+
+if TYPE_CHECKING:
+    from deeprnn.data import Grid
+
+CHUNK = 16  # frames between two looks at whether the client is still there
+
+
+def grid_of(loaded: Loaded) -> Grid:
+    """The run's grid, or the benchmark sets' usual one."""
+    from deeprnn.data import Grid
+
+    return loaded.run.grid or Grid(steps_per_beat=1)
+
+
+def to_roll(frames: list[list[int]], keys: int) -> np.ndarray:
+    """Lists of sounding keys as (T, K) uint8."""
+    roll = np.zeros((len(frames), keys), np.uint8)
+    for t, frame in enumerate(frames):
+        roll[t, frame] = 1
+    return roll
+
+
+def to_frames(roll: np.ndarray) -> list[list[int]]:
+    """(T, K) as lists of sounding keys."""
+    return [np.flatnonzero(frame).tolist() for frame in roll]
+
+
+def heat(probabilities: np.ndarray) -> str:
+    """Probabilities as base64 bytes of their roots, one a key: small ones keep a digit, the page stays short."""
+    return base64.b64encode(np.rint(np.sqrt(probabilities) * 255).astype(np.uint8).tobytes()).decode()
+
+
+def read_primer(loaded: Loaded, content: bytes, limits: Limits) -> dict[str, Any]:
+    """A MIDI file on the run's grid."""
+    from deeprnn.data.midi import midi_bytes_to_song
+
+    roll = midi_bytes_to_song(content, grid_of(loaded), what="the file").roll
+    if not roll.any():
+        raise Refusal(422, "the file has no notes within the run's range of keys")
+    if roll.shape[1] != loaded.keys:
+        raise Refusal(409, f"the run's grid has {roll.shape[1]} keys but its model takes {loaded.keys}")
+    cut = len(roll) > limits.frames // 2  # room is left for the continuation
+    roll = roll[: limits.frames // 2]
+    return {"frames": to_frames(roll), "cut": cut}
+
+
+def predict(loaded: Loaded, fields: Fields, limits: Limits) -> dict[str, Any]:
+    """What the model expects in every frame of a roll and in the one after it, and its surprise."""
+    roll = to_roll(fields.frames(loaded.keys, limits.frames), loaded.keys)
+    with torch.inference_mode():
+        given = torch.from_numpy(np.concatenate([np.zeros((1, loaded.keys), np.uint8), roll]))
+        logits, _ = loaded.model(given[:, None].float())
+        p = torch.sigmoid(logits[:, 0])
+        target = torch.from_numpy(roll).float()
+        nats = torch.nn.functional.binary_cross_entropy_with_logits(
+            logits[:-1, 0], target, reduction="none"
+        ).sum(-1)
+    probabilities = p.numpy()
+    return {
+        "next": heat(probabilities[-1]),
+        "heat": heat(probabilities[:-1]),
+        "nats": [round(value, 3) for value in nats.tolist()],
+        "mean": round(float(nats.mean()), 4) if len(roll) else None,
+    }
+
+
+def continuation(loaded: Loaded, fields: Fields, limits: Limits) -> Iterator[dict[str, Any]]:
+    """Frames sampled one by one after a roll, in chunks with the probabilities they were drawn from."""
+    frames = fields.frames(loaded.keys, limits.frames)
+    length = fields.whole("length", 1, limits.new_frames, 64)
+    if len(frames) + length > limits.frames:
+        raise Refusal(422, f"{len(frames)} frames and {length} more exceed the roll's {limits.frames:,}")
+    temperature = fields.number("temperature", 0.05, 4.0, 1.0)
+    most = fields.whole("most", 1, 128, 128)
+    generator = torch.Generator().manual_seed(fields.whole("seed", 0, 2**53, 0))
+    return _sampled(loaded, to_roll(frames, loaded.keys), length, temperature, most, generator)
+
+
+def _sampled(
+    loaded: Loaded, roll: np.ndarray, length: int, temperature: float, most: int, generator: torch.Generator
+) -> Iterator[dict[str, Any]]:
+    x = np.concatenate([np.zeros((1, loaded.keys), np.uint8), roll])
+    logits, state = _read(loaded, torch.from_numpy(x))
+    for first in range(0, length, CHUNK):
+        drawn, seen = [], []
+        # Not across a yield: the mode belongs to the thread, which serves others in between.
+        with torch.inference_mode():
+            for _ in range(first, min(first + CHUNK, length)):
+                p = torch.sigmoid(logits / temperature)
+                frame = _draw(p, most, generator)
+                drawn.append(frame)
+                seen.append(p)
+                logits, state = loaded.model.step(frame, state)
+        probabilities = torch.cat(seen).numpy()
+        yield {"frames": to_frames(torch.cat(drawn).numpy()), "heat": heat(probabilities)}
+    yield {"next": heat(torch.sigmoid(logits / temperature)[0].numpy()), "done": True}
+
+
+def _read(loaded: Loaded, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """The logits after a roll's last frame, and the state."""
+    with torch.inference_mode():
+        logits, state = loaded.model(x[:, None].float())
+        return logits[-1], state
+
+
+def _draw(p: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:
+    """Each key on its own by its probability; of more than `most`, the likeliest stay."""
+    frame = (torch.rand(p.shape, generator=generator) < p).float()
+    if int(frame.sum()) > most:
+        keep = (p * frame).topk(most, dim=-1).indices
+        frame = torch.zeros_like(frame).scatter_(-1, keep, 1.0)
+    return frame
+
+
+def midi_file(loaded: Loaded, fields: Fields, limits: Limits) -> bytes:
+    """The roll as a MIDI file."""
+    from deeprnn.render import midi_bytes
+
+    roll, grid, tempo = _piece(loaded, fields, limits)
+    return midi_bytes(roll, tempo=tempo, steps_per_beat=grid.steps_per_beat, low=grid.low, title="deeprnn")
+
+
+def wav_file(loaded: Loaded, fields: Fields, limits: Limits) -> bytes:
+    """The roll as sound."""
+    from deeprnn.render import synthesise, wav_bytes
+
+    roll, grid, tempo = _piece(loaded, fields, limits)
+    seconds = len(roll) * 60 / tempo / grid.steps_per_beat
+    if seconds > limits.sound_seconds:
+        raise Refusal(422, f"the piece lasts {math.ceil(seconds)} seconds; at most "
+                           f"{limits.sound_seconds:g} are rendered: shorten it or raise the tempo")  # fmt: skip
+    sound = synthesise(roll, tempo=tempo, steps_per_beat=grid.steps_per_beat, low=grid.low)
+    return wav_bytes(sound)
+
+
+def _piece(loaded: Loaded, fields: Fields, limits: Limits) -> tuple[np.ndarray, Grid, float]:
+    frames = fields.frames(loaded.keys, limits.frames)
+    if not any(frames):
+        raise Refusal(422, "the roll has no notes: draw some, or let the model continue")
+    return to_roll(frames, loaded.keys), grid_of(loaded), fields.number("tempo", 20, 400, 100)
