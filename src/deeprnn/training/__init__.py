@@ -1,0 +1,1 @@
+"""Training: the paper's recipe, populations in lockstep, runs that survive."""

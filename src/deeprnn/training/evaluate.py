@@ -1,0 +1,118 @@
+"""Scoring a split: every frame or symbol once, then every convention of `metrics`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from deeprnn import losses, metrics
+from deeprnn.data.batching import Plan, music_evaluation, text_evaluation
+from deeprnn.data.music import MusicData
+from deeprnn.data.text import TextData
+from deeprnn.models import SequenceModel
+from deeprnn.recipe import EvaluationPart
+from deeprnn.training.flat import Layout
+
+Data = MusicData | TextData
+TRAIN_STREAMS = 64
+"""parallel streams for the training part of a text, which is long and decides nothing"""
+
+
+def evaluation_plan(data: Data, split: str, part: EvaluationPart) -> Plan:
+    """The batches that score a split exactly."""
+    if isinstance(data, MusicData):
+        return music_evaluation(data.splits[split], chunk=part.chunk, width=part.width)
+    ids = data.splits[split]
+    streams = part.streams if split != "train" or len(ids) < 10**5 else TRAIN_STREAMS
+    return text_evaluation(ids, chunk=part.chunk, streams=streams, warm_up=part.chunk if streams > 1 else 0)
+
+
+@torch.no_grad()
+def score(model: SequenceModel, parameters: Tensor, plan: Plan) -> np.ndarray:
+    """Nats of every frame or symbol for P members with flat parameters (P, N): (P, frames)."""
+    device, P = parameters.device, len(parameters)
+    plan = plan.to(device)
+    views = Layout.of(model).views(parameters)
+    together = device.type == "cuda" and P > 1
+    groups = [views] if together else [{k: v[p] for k, v in views.items()} for p in range(P)]
+    scores = plan.new_scores(P)
+    for number, named in enumerate(groups):
+        state = None
+        for index in range(len(plan)):
+            x, y, _, reset = plan[index]
+            if together:
+                state = state or tuple(h.expand(P, *h.shape) for h in model.initial_state(plan.lanes))
+                logits, state = vmap(_call, in_dims=(None, 0, None, 0, None))(model, named, x, state, reset)
+                plan.record(scores, index, losses.nats(model.spec.output, logits, y))
+            else:
+                logits, state = _call(model, named, x, state, reset)
+                plan.record(scores[number], index, losses.nats(model.spec.output, logits, y))
+    return plan.collect(scores)
+
+
+def _call(model: SequenceModel, named: dict[str, Tensor], x: Tensor, state: Any, reset: Tensor) -> Any:
+    return functional_call(model, named, (x, state, reset))
+
+
+def summarise(data: Data, split: str, nats: np.ndarray) -> dict[str, float]:
+    """All conventions for one member's scores (frames,) of a split."""
+    if isinstance(data, MusicData):
+        return metrics.summarise("music", nats, lengths=data.splits[split].lengths.tolist())
+    return metrics.summarise(data.kind, nats, ids=data.splits[split], vocabulary=data.vocabulary)
+
+
+def mean_nats(data: Data, nats: np.ndarray) -> float:
+    """What validation compares: nats per scored frame or symbol."""
+    return metrics.mean(float(nats.sum()), nats.size if data.kind == "music" else nats.size - 1)
+
+
+def evaluate(
+    model: SequenceModel, data: Data, split: str, part: EvaluationPart | None = None
+) -> dict[str, float]:
+    """All conventions for a model with its own parameters."""
+    if split not in data.splits or not len(data.splits[split]):
+        raise ValueError(f"{data.name} has no split {split!r}: it has {', '.join(data.splits)}")
+    parameters = Layout.of(model).pack([dict(model.named_parameters())], next(model.parameters()).device)
+    plan = evaluation_plan(data, split, part or EvaluationPart())
+    return summarise(data, split, score(model, parameters, plan)[0])
+
+
+def dynamic_evaluation(
+    model: SequenceModel, data: Data, split: str, *, rate: float, chunk: int = 50, clip: float = 1.0
+) -> dict[str, float]:
+    """Score a split while learning from it: each chunk is scored first, then takes a gradient step.
+
+    The comparison the paper makes with Mikolov's models; songs or symbols come in their own order, the
+    parameters adapt over the whole split, and the model itself is left as it was.
+    """
+    from deeprnn.data.batching import music_chunks, text_chunks
+    from deeprnn.recipe import DataPart, OptimiserPart, Recipe, SchedulePart
+    from deeprnn.training.schedule import Schedule
+    from deeprnn.training.updater import Updater
+
+    recipe = Recipe(
+        data=DataPart(chunk=chunk),
+        optimiser=OptimiserPart(rate=rate, clip=clip),
+        schedule=SchedulePart(name="constant"),
+    )
+    if isinstance(data, MusicData):
+        plan = music_chunks(data.splits[split], chunk=chunk, shuffle=False)
+    else:
+        plan = text_chunks(data.splits[split], chunk=chunk)
+    device = next(model.parameters()).device
+    plan = plan.to(device)
+    parameters = Layout.of(model).pack([dict(model.named_parameters())], device)
+    updater = Updater(model, recipe, [0], parameters, Schedule(recipe, [rate], len(plan), device))
+    scores, views = plan.new_scores(), updater.layout.views(updater.parameters[0])
+    for index in range(len(plan)):
+        batch = plan[index]
+        with torch.no_grad():
+            state = tuple(h[0] for h in updater.state)
+            logits, _ = _call(model, views, batch.x, state, batch.reset)
+            plan.record(scores, index, losses.nats(model.spec.output, logits, batch.y))
+        updater.update([batch])
+    return summarise(data, split, plan.collect(scores))

@@ -1,0 +1,93 @@
+"""Weight noise and dropout masks: fresh for every gradient, from (member's seed, purpose, update) alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from deeprnn.models import SequenceModel
+from deeprnn.specs import Dropout
+from deeprnn.training import rng
+
+
+def fused() -> ModuleType | None:
+    """The GPU's own kernels for noise, where this installation has them."""
+    try:
+        from deeprnn.training import fused  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    return fused
+
+
+class Noise:
+    """Gaussian noise of one standard deviation on every weight matrix (Graves 2011), one flat draw a member."""
+
+    def __init__(self, std: float, seeds: Sequence[int], matrices: int, device: torch.device) -> None:
+        self.std, self.matrices = std, matrices
+        # The triple's first two parts are mixed here; what remains fits an int64 on the device.
+        self.seeds = torch.tensor([s for s in seeds], dtype=torch.int64, device=device)
+        self.members = [int(s) for s in seeds]
+        self.generator = torch.Generator()
+        self.draw = torch.empty(matrices if std and device.type == "cpu" else 0)
+
+    def add(self, parameters: Tensor, noisy: Tensor, rows: slice, update: Tensor) -> None:
+        """noisy = parameters + noise for members `rows`; nothing where there is no noise."""
+        if not self.std:
+            return
+        M = self.matrices
+        if parameters.device.type == "cpu":
+            for p, seed in enumerate(self.members[rows]):
+                self.generator.manual_seed(rng.mix(seed, rng.NOISE, int(update)))
+                self.draw.normal_(generator=self.generator)
+                torch.add(parameters[p, :M], self.draw, alpha=self.std, out=noisy[p, :M])
+                noisy[p, M:].copy_(parameters[p, M:])
+            return
+        draw = rng.hashed_normal(self.seeds[rows], rng.NOISE, update, M)
+        torch.add(parameters[:, :M], draw, alpha=self.std, out=noisy[:, :M])
+        noisy[:, M:].copy_(parameters[:, M:])
+
+
+def probability(name: str, dropout: Dropout) -> float:
+    """The dropout probability behind a mask's name, as `SequenceModel.draw_masks` names them."""
+    place = name.rpartition(".")[2]
+    if name == "input" or place == "state":
+        return dropout.input if name == "input" else dropout.state
+    return dropout.output if name.startswith("out.") else dropout.intermediate
+
+
+def dropout_masks(
+    model: SequenceModel, shape: torch.Size, seeds: Tensor, update: Tensor
+) -> dict[str, Tensor] | None:
+    """Masks (p, ...) of the members with these seeds, stacked; None without dropout."""
+    drop = model.spec.dropout
+    if not (drop.input or drop.state or drop.intermediate or drop.output):
+        return None
+    T, B = shape[-2:]
+    if seeds.device.type == "cpu":
+        drawn = [
+            model.draw_masks(T, B, rng.generator(int(s), rng.DROPOUT, int(update))) for s in seeds.tolist()
+        ]
+        return {name: torch.stack([m[name] for m in drawn]) for name in drawn[0]}
+    return _hashed_masks(model, T, B, seeds, update)
+
+
+def _hashed_masks(model: SequenceModel, T: int, B: int, seeds: Tensor, update: Tensor) -> dict[str, Tensor]:
+    """The same masks by hashing on the device, all in one draw."""
+    with torch.device("meta"):
+        shapes = {name: m.shape for name, m in _meta_masks(model, T, B).items()}
+    uniform = rng.hashed_uniform(seeds, rng.DROPOUT, update, sum(s.numel() for s in shapes.values()))
+    out, at = {}, 0
+    for name, shape in shapes.items():
+        p = probability(name, model.spec.dropout)
+        part = uniform[:, at : at + shape.numel()].view(len(seeds), *shape)
+        out[name] = (part >= p).to(model.levels[0].W1.dtype) / (1 - p)
+        at += shape.numel()
+    return out
+
+
+def _meta_masks(model: SequenceModel, T: int, B: int) -> dict[str, Tensor]:
+    twin = SequenceModel(model.spec, device="meta", initialise=False)
+    return twin.draw_masks(T, B)

@@ -1,0 +1,140 @@
+"""The rate over time, and what an epoch's validation cost decides.
+
+`rates` is tensor code on the device, evaluated for every update; `after_epoch` runs on the host once an
+epoch and says for one member: a new best? back to the best parameters? finished?
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deeprnn.recipe import Recipe
+
+
+@dataclass
+class Member:
+    """Where one member stands; plain numbers, so that a checkpoint can hold them exactly."""
+
+    rate: float
+    scale: float = 1.0
+    """halving: what the rate has been multiplied by so far"""
+    tau0: int | None = None
+    """paper: the update at which the decay started"""
+    best: float | None = None
+    best_epoch: int = 0
+    waiting_since: int = 0
+    """the epoch from which the schedule's patience counts"""
+    decay_epoch: int = 0
+    finished: str = ""
+    """why this member stopped; empty while it trains"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What follows from an epoch's validation cost."""
+
+    improved: bool
+    restore: bool = False
+
+
+class Schedule:
+    """Rates of P members as tensors on the device, and the members' state on the host."""
+
+    def __init__(self, recipe: Recipe, rates: list[float], updates_per_epoch: int, device: torch.device) -> None:
+        self.part, self.stop = recipe.schedule, recipe.stop
+        self.total = max(1, recipe.stop.epochs * updates_per_epoch)
+        self.members = [Member(rate) for rate in rates]
+        zeros = torch.zeros(len(rates), dtype=torch.float64, device=device)
+        self.base, self.tau0, self.active = zeros.clone(), zeros.clone(), zeros.clone()
+        self.push()
+
+    def push(self) -> None:
+        """Copy the members' state to the device."""
+        inf = math.inf
+        for target, values in (
+            (self.base, [m.rate * m.scale for m in self.members]),
+            (self.tau0, [inf if m.tau0 is None else float(m.tau0) for m in self.members]),
+            (self.active, [0.0 if m.finished else 1.0 for m in self.members]),
+        ):
+            target.copy_(torch.tensor(values, dtype=torch.float64))
+
+    def rates(self, tau: Tensor) -> Tensor:
+        """(P,) rates of update τ, counted from 0; a finished member's is 0."""
+        tau = tau.to(torch.float64)
+        rate = self.base * self.active
+        if self.part.name == "paper":
+            rate = rate / (1 + (tau - self.tau0).clamp(min=0) / self.part.beta)
+        elif self.part.name == "cosine":
+            wave = 0.5 * (1 + torch.cos(math.pi * (tau / self.total).clamp(max=1)))
+            rate = rate * (self.part.floor + (1 - self.part.floor) * wave)
+        if self.part.warmup:
+            rate = rate * ((tau + 1) / self.part.warmup).clamp(max=1)
+        return rate
+
+    def after_epoch(self, member: int, epoch: int, tau: int, cost: float) -> Verdict:
+        """Take an epoch's validation cost (mean nats) into account; epochs count from 1."""
+        m = self.members[member]
+        enough = m.best is None or cost * self.part.factor < m.best
+        improved = m.best is None or cost < m.best
+        if improved:
+            m.best, m.best_epoch = cost, epoch
+        restore = False
+        if self.part.name == "paper":
+            restore = self._start_decay(m, epoch, tau)
+        elif self.part.name == "halving":
+            restore = self._halve(m, epoch, enough)
+        if not m.finished:
+            m.finished = self._finished(m, epoch)
+        return Verdict(improved, restore and self.part.restore_best and not m.finished)
+
+    def _start_decay(self, m: Member, epoch: int, tau: int) -> bool:
+        """τ0 comes after `patience` epochs without a new best: the literal first rise fires by chance."""
+        if m.tau0 is not None or epoch - m.best_epoch < max(1, self.part.patience):
+            return False
+        m.tau0, m.decay_epoch = tau, epoch
+        return True
+
+    def _halve(self, m: Member, epoch: int, enough: bool) -> bool:
+        if enough:
+            m.waiting_since = epoch
+            return False
+        if epoch - m.waiting_since < max(1, self.part.patience):
+            return False
+        m.scale, m.waiting_since = m.scale / 2, epoch
+        if m.rate * m.scale < self.part.minimum:
+            m.finished = f"the rate fell below {self.part.minimum:g}"
+        return True
+
+    def _finished(self, m: Member, epoch: int) -> str:
+        if self.stop.epochs and epoch >= self.stop.epochs:
+            return f"all {self.stop.epochs} epochs done"
+        waited = epoch - max(m.best_epoch, m.decay_epoch)
+        counts = self.part.name != "paper" or m.tau0 is not None
+        if self.stop.patience and counts and waited >= self.stop.patience:
+            return f"no new best in {waited} epochs"
+        return ""
+
+    @property
+    def done(self) -> bool:
+        """Whether every member has finished."""
+        return all(m.finished for m in self.members)
+
+    def finish(self, reason: str) -> None:
+        """End training for all members that still run."""
+        for m in self.members:
+            m.finished = m.finished or reason
+        self.push()
+
+    def state(self) -> list[dict[str, Any]]:
+        """Plain data for a checkpoint."""
+        return [asdict(m) for m in self.members]
+
+    def load(self, state: list[dict[str, Any]]) -> None:
+        """Read what `state` wrote."""
+        self.members = [Member(**m) for m in state]
+        self.push()

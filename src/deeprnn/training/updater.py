@@ -1,0 +1,191 @@
+"""One update of P models: batch, noise, forward, loss, backward, clip, step, carry.
+
+`Updater.update` is tensor code without a host synchronisation, so on a GPU it is captured as one CUDA graph
+for each chunk length (`cuda_graph.py`). Members are served in groups: on the CPU each alone, by the very
+calls that serve a single model, which makes a member bit-equal to that model and is also faster there than
+`torch.func.vmap`; on a GPU all together under `vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from deeprnn import losses
+from deeprnn.data.batching import Batch
+from deeprnn.models import SequenceModel
+from deeprnn.recipe import Recipe
+from deeprnn.training import noise
+from deeprnn.training.flat import Layout
+from deeprnn.training.optimiser import Optimiser, clip_scale
+from deeprnn.training.schedule import Schedule
+
+State = tuple[Tensor, ...]
+LARGE = 2000
+"""outputs from which the softmax is taken in pieces"""
+
+
+class Scored(nn.Module):
+    """A model with its loss: what is differentiated."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, state: State, masks: dict[str, Tensor] | None) -> tuple[Tensor, State]:
+        """Sum of nats over the scored steps of a batch, and the state to carry on."""
+        x, y, mask, reset = batch
+        if self.model.spec.output == "categorical" and self.model.spec.output_size >= LARGE:
+            from deeprnn.large_softmax import linear_cross_entropy
+
+            top, state = self.model.hidden(x, state, reset, masks)
+            out = {k.removeprefix("out."): m for k, m in (masks or {}).items() if k.startswith("out.")}
+            total, _ = linear_cross_entropy(*self.model.predict.last_layer(top, out), y, mask)
+            return total, state
+        logits, state = self.model(x, state, reset, masks)
+        return losses.nll(self.model.spec.output, logits, y, mask)[0], state
+
+
+class Updater:
+    """Parameters, gradients and carried states of P models in static buffers, and the update on them."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        recipe: Recipe,
+        seeds: Sequence[int],
+        parameters: Tensor,
+        schedule: Schedule,
+        multipliers: Tensor | None = None,
+    ) -> None:
+        P, device = len(seeds), parameters.device
+        self.model, self.recipe, self.schedule, self.device = model, recipe, schedule, device
+        self.scored = Scored(model)
+        self.layout = Layout.of(model)
+        self.parameters = parameters  # (P, N)
+        self.optimiser = Optimiser(recipe.optimiser, parameters, multipliers)
+        self.gradient = torch.zeros_like(parameters)
+        self.noise = noise.Noise(recipe.regulariser.weight_noise, seeds, self.layout.matrices, device)
+        self.noisy = torch.empty_like(parameters) if self.noise.std else parameters
+        self.groups = [slice(0, P)] if device.type == "cuda" and P > 1 else [slice(p, p + 1) for p in range(P)]
+        self.leaves = [self._leaves(rows) for rows in self.groups]
+        self.gradient_views = [list(self.layout.views(self.gradient[rows]).values()) for rows in self.groups]
+        lanes = recipe.data.lanes
+        self.state: State = tuple(
+            torch.zeros(P, lanes, level.spec.hidden_size, device=device, dtype=parameters.dtype)
+            for level in model.levels
+        )
+        self.tau = torch.zeros((), dtype=torch.int64, device=device)
+        kinds = ("nats", "count", "norm", "clipped", "updates")
+        self.sums = {k: torch.zeros(P, dtype=torch.float64, device=device) for k in kinds}
+        self.bad = torch.full((P,), -1, dtype=torch.int64, device=device)
+        self.average = parameters.clone() if recipe.optimiser.average != "none" else None
+        self.averaged = torch.zeros((), dtype=torch.float64, device=device)
+
+    def _leaves(self, rows: slice) -> dict[str, Tensor]:
+        views = self.layout.views(self.noisy[rows])
+        if rows.stop - rows.start == 1:
+            views = {name: view[0] for name, view in views.items()}
+        return {name: view.detach().requires_grad_() for name, view in views.items()}
+
+    def update(self, batches: Sequence[Batch]) -> None:
+        """One update of every group that still trains; `batches` holds one for all, or one for each group."""
+        rates = self.schedule.rates(self.tau)
+        for number, rows in enumerate(self.groups):
+            if len(self.groups) > 1 and self.schedule.members[number].finished:
+                continue
+            batch = batches[number if len(batches) > 1 else 0]
+            self._update(number, rows, batch, rates[rows])
+        if self.average is not None:
+            self._average(self.average)
+        self.tau += 1
+
+    def _update(self, number: int, rows: slice, batch: Batch, rate: Tensor) -> None:
+        parameters, gradient, leaves = self.parameters[rows], self.gradient[rows], self.leaves[number]
+        self.noise.add(parameters, self.noisy[rows], rows, self.tau)
+        masks = noise.dropout_masks(self.model, batch.mask.shape, self.noise.seeds[rows], self.tau)
+        nats, state = self._forward(leaves, batch, tuple(h[rows] for h in self.state), masks)
+        count = batch.mask.sum((-2, -1)).clamp(min=1)
+        grads = torch.autograd.grad((nats / count).sum(), list(leaves.values()))
+        with torch.no_grad():
+            torch._foreach_copy_(self.gradient_views[number], [g.view_as(v) for g, v in zip(grads, self.gradient_views[number], strict=True)])
+            norm = torch.linalg.vector_norm(gradient, dim=1)
+            good = torch.isfinite(norm) & torch.isfinite(nats.detach())
+            scale = clip_scale(norm, self.recipe.optimiser.clip)
+            gradient.mul_(scale[:, None]).masked_fill_(~good[:, None], 0.0)
+            self.optimiser.step(rows, parameters, gradient, rate, self.tau)
+            for carried, h in zip(self.state, state, strict=True):
+                carried[rows] = torch.where(good[:, None, None], h.detach(), 0.0)
+            self._account(rows, nats.detach(), count, norm, scale, good)
+
+    def _forward(self, leaves: dict[str, Tensor], batch: Batch, state: State, masks: Any) -> tuple[Tensor, State]:
+        """Nats (p,) and states (p, B, H) of a group: one member plainly, several under vmap."""
+        bf16 = self.recipe.optimiser.precision == "bf16"
+        named = {f"model.{name}": leaf for name, leaf in leaves.items()}
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+            if len(state[0]) > 1:
+                return vmap(self._call, in_dims=(0, self._batch_dims(batch), 0, 0))(named, batch, state, masks)
+            one = None if masks is None else {k: m[0] for k, m in masks.items()}
+            nats, state = self._call(named, batch, tuple(h[0] for h in state), one)
+        return nats[None], tuple(h[None] for h in state)
+
+    def _batch_dims(self, batch: Batch) -> int | None:
+        return 0 if batch.mask.dim() == 3 else None
+
+    def _call(self, named: dict[str, Tensor], batch: Batch, state: State, masks: Any) -> tuple[Tensor, State]:
+        return functional_call(self.scored, named, (Batch(*batch), state, masks))
+
+    def _account(self, rows: slice, nats: Tensor, count: Tensor, norm: Tensor, scale: Tensor, good: Tensor) -> None:
+        """Sums for the epoch's line, and the first update that was not finite."""
+        for name, value in (
+            ("nats", nats),
+            ("count", count.expand_as(nats)),
+            ("norm", norm),
+            ("clipped", scale < 1),
+            ("updates", good),
+        ):
+            value = torch.where(good, value, 0)
+            self.sums[name][rows] += value
+        bad = self.bad[rows]
+        bad.copy_(torch.where((bad < 0) & ~good, self.tau, bad))
+
+    def _average(self, average: Tensor) -> None:
+        part = self.recipe.optimiser
+        self.averaged += 1
+        weight = (1 / self.averaged) if part.average == "tail" else (1 / self.averaged).clamp(min=1 - part.average_decay)
+        average.lerp_(self.parameters, weight.to(average.dtype))
+
+    # ---- what the loop does once an epoch
+
+    @property
+    def evaluated(self) -> Tensor:
+        """The parameters that are evaluated and kept: averaged where that is asked for and has begun."""
+        return self.parameters if self.average is None else self.average
+
+    def restore(self, member: int, parameters: Tensor) -> None:
+        """Put a member back to earlier parameters (N,)."""
+        self.parameters[member].copy_(parameters)
+        self.optimiser.forget(member)
+        if self.average is not None:
+            self.average[member].copy_(parameters)
+
+    def take_sums(self) -> list[dict[str, float]]:
+        """The epoch's sums of each member, which start again from zero."""
+        values = {k: v.tolist() for k, v in self.sums.items()}
+        for total in self.sums.values():
+            total.zero_()
+        return [{k: v[p] for k, v in values.items()} for p in range(len(self.bad))]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that must survive, by name."""
+        out = {"parameters": self.parameters, "tau": self.tau, "bad": self.bad}
+        out |= {f"state.{k}": h for k, h in enumerate(self.state)}
+        out |= {f"optimiser.{k}": b for k, b in self.optimiser.buffers.items()}
+        out |= {f"sums.{k}": s for k, s in self.sums.items()}
+        if self.average is not None:
+            out |= {"average": self.average, "averaged": self.averaged}
+        return out
