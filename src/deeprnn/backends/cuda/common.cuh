@@ -1,0 +1,77 @@
+// Shared device helpers: units, 16-byte moves, thread-block clusters and mbarriers in PTX.
+// No host header is included, so NVRTC needs nothing but this folder.
+#pragma once
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef unsigned char u8;
+#define INLINE static __device__ __forceinline__
+
+enum Unit { SIGMOID = 0, TANH = 1, RELU = 2, IDENTITY = 3 };
+
+template <int U> INLINE float activate(float x) {
+  if constexpr (U == SIGMOID) return __fdividef(1.0f, 1.0f + __expf(-x));
+  if constexpr (U == TANH) return tanhf(x);  // the exact one: exp-based forms lose small arguments
+  if constexpr (U == RELU) return x > 0.0f ? x : (x != x ? x : 0.0f);
+  return x;
+}
+
+// dφ/dx from the unit's output y.
+template <int U> INLINE float slope(float y) {
+  if constexpr (U == SIGMOID) return y * (1.0f - y);
+  if constexpr (U == TANH) return 1.0f - y * y;
+  if constexpr (U == RELU) return y > 0.0f ? 1.0f : 0.0f;
+  return 1.0f;
+}
+
+INLINE u32 bf16_bits(float x) {  // round to nearest even; NaN stays NaN
+  u32 b = __float_as_uint(x);
+  if ((b & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
+  return (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
+}
+INLINE float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
+INLINE float bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+template <int N> INLINE void load_shared(float (&x)[N], u32 at) {
+  if constexpr (N == 1) asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x[0]) : "r"(at));
+  if constexpr (N == 2) asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(at));
+  if constexpr (N == 4)
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at));
+}
+INLINE void store_shared(u32 at, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory"); }
+
+#if __CUDA_ARCH__ >= 900
+INLINE u32 cluster_rank() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+INLINE u32 map_rank(u32 address, u32 rank) {
+  u32 r;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+  return r;
+}
+INLINE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+INLINE void barrier_init(u32 bar) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar) : "memory"); }
+INLINE void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+INLINE void barrier_expect(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+INLINE void barrier_wait(u32 bar, u32 phase) {
+  u32 done = 0;
+  while (!done)
+    asm volatile(
+        "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+        : "=r"(done) : "r"(bar), "r"(phase) : "memory");
+}
+// Store into another block's shared memory; the arrival of the bytes is counted on that block's barrier.
+INLINE void send(u32 address, float value, u32 bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+               ::"r"(address), "r"(__float_as_uint(value)), "r"(bar) : "memory");
+}
+#endif

@@ -1,0 +1,121 @@
+"""The few calls of the CUDA driver that launch a compiled kernel, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import torch
+
+MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+LOCAL_BYTES, REGISTERS = 3, 4  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, _NUM_REGS
+CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+
+class DriverError(RuntimeError):
+    """A call of the CUDA driver failed."""
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_uint),
+        ("pad", ctypes.c_uint),
+        ("value", ctypes.c_uint * 16),
+    )
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """libcuda, which every machine with an NVIDIA driver has."""
+    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise DriverError("libcuda was not found: is an NVIDIA driver installed?")
+
+
+def check(status: int, what: str) -> None:
+    """Raise with the driver's own name for the error."""
+    if status == 0:
+        return
+    name = ctypes.c_char_p()
+    library().cuGetErrorName(status, ctypes.byref(name))
+    raise DriverError(f"{what}: {name.value.decode() if name.value else status}")
+
+
+def ensure_context(device: int) -> None:
+    """Make torch's (primary) context current in this thread, as autograd's threads may not have it yet."""
+    lib, current = library(), ctypes.c_void_p()
+    check(lib.cuCtxGetCurrent(ctypes.byref(current)), "cuCtxGetCurrent")
+    if current.value is None:
+        check(lib.cuDevicePrimaryCtxRetain(ctypes.byref(current), device), "cuDevicePrimaryCtxRetain")
+        check(lib.cuCtxSetCurrent(current), "cuCtxSetCurrent")
+
+
+class Kernel:
+    """A function of a loaded module, ready to be launched on torch's current stream."""
+
+    def __init__(self, code: bytes, name: str, device: int, shared: int = 0, cluster: int = 1):
+        lib = library()
+        torch.cuda.init()
+        with torch.cuda.device(device):
+            ensure_context(device)
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            check(lib.cuModuleLoadData(ctypes.byref(module), code), "cuModuleLoadData")
+            check(
+                lib.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "cuModuleGetFunction"
+            )
+            if shared > 48 * 1024:
+                check(
+                    lib.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared), f"{shared} B shared memory"
+                )
+            if cluster > 8:
+                check(lib.cuFuncSetAttribute(function, NON_PORTABLE_CLUSTER, 1), f"cluster of {cluster}")
+        self.function, self.shared, self.cluster = function, shared, cluster
+
+    def attribute(self, which: int) -> int:
+        """An attribute of the compiled function, for reports."""
+        value = ctypes.c_int()
+        check(library().cuFuncGetAttribute(ctypes.byref(value), which, self.function), "cuFuncGetAttribute")
+        return value.value
+
+    def config(self, grid: int, threads: int, stream: int | None) -> _Config:
+        """The launch description; the attribute it points to is kept alive on it."""
+        attribute = _Attribute(CLUSTER_DIMENSION, 0)
+        attribute.value[0], attribute.value[1], attribute.value[2] = self.cluster, 1, 1
+        count = 1 if self.cluster > 1 else 0
+        config = _Config((grid, 1, 1), (threads, 1, 1), self.shared, stream, ctypes.pointer(attribute), count)
+        return config
+
+    def resident_clusters(self, threads: int) -> int:
+        """How many clusters of this kernel the card holds at once."""
+        count, config = ctypes.c_int(), self.config(self.cluster, threads, None)
+        status = library().cuOccupancyMaxActiveClusters(
+            ctypes.byref(count), self.function, ctypes.byref(config)
+        )
+        check(status, "cuOccupancyMaxActiveClusters")
+        return count.value
+
+    def launch(self, grid: int, threads: int, arguments: list, device: torch.device) -> None:
+        """Launch on the current stream; `arguments` are ctypes values in the kernel's order."""
+        stream = torch.cuda.current_stream(device).cuda_stream
+        ensure_context(device.index or 0)
+        config = self.config(grid, threads, stream or None)
+        pointers = (ctypes.c_void_p * len(arguments))(
+            *(ctypes.cast(ctypes.pointer(a), ctypes.c_void_p) for a in arguments)
+        )
+        status = library().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None)
+        check(status, f"launch of {grid} x {threads} threads, cluster {self.cluster}")

@@ -1,0 +1,106 @@
+"""From tensors to a kernel launch: fill the parameter block, find or compile the kernel, launch it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from deeprnn.backends import TransitionSpec
+from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda.driver import Kernel
+from deeprnn.backends.cuda.planning import SHARED_LIMIT, Device, Plan, Ring, macros, make_plan, ring
+
+logger = logging.getLogger("deeprnn")
+SOURCES = {"cluster": "cluster.cu", "generic": "generic.cu"}
+
+
+@lru_cache(maxsize=16)
+def device_of(index: int) -> Device:
+    """What the plan must know of a GPU."""
+    properties = torch.cuda.get_device_properties(index)
+    shared = int(getattr(properties, "shared_memory_per_block_optin", SHARED_LIMIT))
+    return Device((properties.major, properties.minor), shared, properties.multi_processor_count)
+
+
+@lru_cache(maxsize=1024)
+def kernel_of(plan: Plan, stages: Ring, has_reset: bool, has_grad_mid: bool, device: int) -> Kernel:
+    """The compiled and loaded kernel of a plan."""
+    logger.info("deeprnn CUDA kernel, %s: %s", "backward" if stages.backward else "forward", plan.describe())
+    defines = macros(plan, stages, has_reset, has_grad_mid)
+    code = nvrtc.cubin(SOURCES[plan.path], defines, device_of(device).arch)
+    return Kernel(code, "transition", device, plan.shared, plan.cluster)
+
+
+def forward(
+    A: Tensor, h0: Tensor, W: Sequence[Tensor], S: Sequence[Tensor], reset: Tensor | None,
+    spec: TransitionSpec, bf16: bool, h: Tensor, z: Tensor, plan: Plan | None = None,
+) -> None:  # fmt: skip
+    """Fill h (P,T,B,H) and z (P,T,B,ΣM-H) from A (P,T,B,ΣM)."""
+    members, steps, batch, _ = A.shape
+    stages = ring(spec, backward=False)
+    plan = plan or make_plan(spec, batch, members, bf16, False, device_of(A.device.index))
+    A, h0 = _rows(A), _rows(h0)
+    matrices = _matrices(stages, W, S, spec, plan)
+    pointers = [A, None, h, z, h0, None, None, reset]
+    strides = [A.stride(0), h0.stride(0)]
+    _launch(plan, stages, matrices, pointers, strides, reset, False, steps, batch, members, A.device)
+
+
+def backward(
+    dh: Tensor, dz: Tensor | None, h: Tensor, z: Tensor, W: Sequence[Tensor], S: Sequence[Tensor],
+    reset: Tensor | None, spec: TransitionSpec, bf16: bool, dA: Tensor, dh0: Tensor, plan: Plan | None = None,
+) -> None:  # fmt: skip
+    """Fill dA (P,T,B,ΣM) and dh0 (P,B,H)."""
+    members, steps, batch, _ = h.shape
+    stages = ring(spec, backward=True)
+    plan = plan or make_plan(spec, batch, members, bf16, True, device_of(h.device.index))
+    dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
+    dz = dz.contiguous() if dz is not None and spec.depth > 1 else None
+    matrices = _matrices(stages, W, S, spec, plan)
+    pointers = [dh, dz, h, z, None, dA, dh0, reset]
+    _launch(plan, stages, matrices, pointers, [0, 0], reset, dz is not None, steps, batch, members, h.device)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with each member's block contiguous; a member dimension made by expand is left as it is."""
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
+def _matrices(
+    stages: Ring, W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec, plan: Plan
+) -> list[tuple[Tensor, int, int, int]]:
+    """Each matrix as the kernel sees it: its tensor and the strides of member, output row and inner column."""
+    shortcut = iter(S)
+    by_layer = {l: next(shortcut) for l in range(spec.depth) if spec.shortcuts[l]}
+    found = []
+    for kind, l in stages.names:
+        m = W[l] if kind == "W" else by_layer[l]
+        if plan.path == "generic":  # this kernel reads rows of 32 outputs: they must be adjacent
+            if plan.bf16:
+                m = m.bfloat16().float()
+            m = m.contiguous() if stages.backward else m.mT.contiguous().mT
+        row, column = (m.stride(2), m.stride(1)) if stages.backward else (m.stride(1), m.stride(2))
+        found.append((m, m.stride(0), row, column))
+    return found
+
+
+def _launch(
+    plan: Plan, stages: Ring, matrices: list[tuple[Tensor, int, int, int]], pointers: list[Tensor | None],
+    strides: list[int], reset: Tensor | None, has_grad_mid: bool,
+    steps: int, batch: int, members: int, device: torch.device,
+) -> None:  # fmt: skip
+    kernel = kernel_of(plan, stages, reset is not None, has_grad_mid, device.index)
+    groups = -(-batch // plan.rows)
+    fields: list[int] = []
+    for tensor, *member_row_column in matrices:
+        fields += [tensor.data_ptr(), *member_row_column]
+    fields += [0 if x is None else x.data_ptr() for x in pointers]
+    reset_stride = 0 if reset is None or reset.dim() == 2 else reset.stride(0)
+    fields += [*strides, reset_stride, steps, batch, groups]
+    block = (ctypes.c_int64 * len(fields))(*fields)
+    kernel.launch(groups * members * plan.cluster, plan.threads, [block], device)

@@ -1,0 +1,146 @@
+"""Compile CUDA source at first use with NVRTC, and keep the result on disk.
+
+NVRTC comes with torch's CUDA wheels, so neither nvcc nor a C++ compiler is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from deeprnn.errors import UserError
+
+FOLDER = Path(__file__).parent
+HEADERS = ("common.cuh",)
+OPTIONS = ("--std=c++17",)
+_lock = threading.Lock()
+
+
+class CompileError(RuntimeError):
+    """NVRTC refused a kernel: its log is in the message."""
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: $DEEPRNN_CACHE, or the user's cache folder."""
+    if override := os.environ.get("DEEPRNN_CACHE"):
+        return Path(override) / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "deeprnn" / "kernels"
+
+
+def _candidates() -> Iterator[str]:
+    """Places where libnvrtc may lie, torch's own first."""
+    import torch
+
+    major = (torch.version.cuda or "13").partition(".")[0]
+    names = [f"libnvrtc.so.{major}", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+    site = Path(torch.__file__).parent.parent
+    folders = [site / f"nvidia/cu{major}/lib", site / "nvidia/cuda_nvrtc/lib", site / "torch/lib"]
+    folders += [Path(p) / "nvidia" / sub / "lib" for p in sys.path for sub in (f"cu{major}", "cuda_nvrtc")]
+    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if home:
+            folders += [Path(home) / "lib64", Path(home) / "lib", Path(home) / "targets/x86_64-linux/lib"]
+    for folder in folders:
+        for name in names:
+            if (folder / name).exists():
+                yield str(folder / name)
+    yield from names  # the loader's own search path
+    if found := ctypes.util.find_library("nvrtc"):
+        yield found
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """libnvrtc, or an error that says where it was sought."""
+    for path in _candidates():
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    raise UserError(
+        "libnvrtc was not found, so the CUDA kernels cannot be compiled: install a CUDA build of torch, "
+        "or set CUDA_HOME to a CUDA toolkit; or choose backend='reference'"
+    )
+
+
+@lru_cache(maxsize=1)
+def version() -> tuple[int, int]:
+    """NVRTC's version."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def cubin(source: str, macros: Mapping[str, str], arch: str) -> bytes:
+    """Machine code of a source file of this folder, from the disk where it has been compiled before."""
+    text = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    text += (FOLDER / source).read_text(encoding="utf-8")
+    headers = {name: (FOLDER / name).read_text(encoding="utf-8") for name in HEADERS}
+    parts = [text, *headers.values(), arch, *OPTIONS, str(version())]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    path = cache_folder() / f"{Path(source).stem}-{arch}-{key}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        code = compile_source(text, source, headers, arch)
+        _keep(path, code)
+        return code
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Write beside the place and move: another process never sees half a file. A full disk is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(code)
+        os.replace(name, path)
+    except OSError:
+        return
+
+
+def compile_source(text: str, name: str, headers: Mapping[str, str], arch: str) -> bytes:
+    """One NVRTC compilation."""
+    lib = library()
+    program = ctypes.c_void_p()
+    contents = (ctypes.c_char_p * len(headers))(*(h.encode() for h in headers.values()))
+    names = (ctypes.c_char_p * len(headers))(*(n.encode() for n in headers))
+    with _lock:
+        _check(
+            lib,
+            lib.nvrtcCreateProgram(
+                ctypes.byref(program), text.encode(), name.encode(), len(headers), contents, names
+            ),
+        )
+    options = [f"--gpu-architecture={arch}", *OPTIONS]
+    array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+    status = lib.nvrtcCompileProgram(program, len(options), array)
+    try:
+        if status != 0:
+            log = _text(lib, program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog").decode(errors="replace")
+            raise CompileError(f"NVRTC could not compile {name} for {arch} (status {status}):\n{log}")
+        return _text(lib, program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN")
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(lib: ctypes.CDLL, program: ctypes.c_void_p, size_of: str, get: str) -> bytes:
+    size = ctypes.c_size_t()
+    _check(lib, getattr(lib, size_of)(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(lib, getattr(lib, get)(program, buffer))
+    return buffer.raw
+
+
+def _check(lib: ctypes.CDLL, status: int) -> None:
+    if status != 0:
+        lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise CompileError(f"NVRTC: {lib.nvrtcGetErrorString(status).decode()}")

@@ -1,0 +1,223 @@
+"""Which kernel serves a transition, and in which shape: cluster size, threads, rows, where weights lie.
+
+A step is a ring of stages (see cluster.cu). `Ring` lists them for one direction; `make_plan` weighs the
+kernel's possible shapes by a small cost model, in clock cycles per step, and takes the cheapest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deeprnn.backends import TransitionSpec
+
+UNITS = ("sigmoid", "tanh", "relu", "identity")  # in the order of enum Unit
+SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block may ask for on Hopper
+REGISTERS = {128: 255, 256: 255, 384: 168, 512: 128}  # what a thread may hold when the block has the SM alone
+EXCHANGE = {1: 250, 2: 450, 4: 520, 8: 560, 16: 700}  # cycles to pass a vector round a cluster (measured)
+RESIDENT = {1: 132, 2: 66, 4: 32, 8: 16, 16: 8}  # clusters that an H200 holds at once
+
+
+@dataclass(frozen=True)
+class Device:
+    """What of a GPU bears on the choice."""
+
+    capability: tuple[int, int] = (9, 0)
+    shared_limit: int = SHARED_LIMIT
+    processors: int = 132
+
+    @property
+    def arch(self) -> str:
+        """The compiler's name of the architecture."""
+        return f"sm_{self.capability[0]}{self.capability[1]}"
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The stages of a step in the order they run, and the matrices that feed them."""
+
+    sizes: tuple[int, ...]  # width of each stage's vector
+    units: tuple[int, ...]
+    stages: tuple[int, ...]  # per matrix: the stage it feeds
+    sources: tuple[int, ...]  # per matrix: the vector it multiplies
+    names: tuple[tuple[str, int], ...]  # per matrix: ("W" or "S", layer)
+    backward: bool
+
+
+def ring(spec: TransitionSpec, backward: bool) -> Ring:
+    """Forward, stage s is layer s; backward, the stages run from the top layer down."""
+    depth = spec.depth
+    order = range(depth - 1, -1, -1) if backward else range(depth)
+    matrices: list[tuple[int, int, tuple[str, int]]] = []
+    for stage in range(depth):
+        critical = ("W", 0 if stage == 0 else depth - stage) if backward else ("W", stage)
+        matrices.append((stage, (stage - 1) % depth, critical))
+        for l in range(1, depth):
+            if spec.shortcuts[l] and backward and stage == 0:
+                matrices.append((0, depth - 1 - l, ("S", l)))
+            if spec.shortcuts[l] and not backward and stage == l:
+                matrices.append((l, depth - 1, ("S", l)))
+    return Ring(
+        tuple(spec.sizes[l] for l in order),
+        tuple(UNITS.index(spec.units[l]) for l in order),
+        tuple(m[0] for m in matrices),
+        tuple(m[1] for m in matrices),
+        tuple(m[2] for m in matrices),
+        backward,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One kernel: its source, its macros' values and its launch shape."""
+
+    path: str  # "cluster" or "generic"
+    cluster: int
+    threads: int
+    rows: int  # batch rows of one cluster (or block)
+    klanes: int = 1
+    vec: int = 1
+    kept: tuple[int, ...] = ()  # per matrix: rounds of the lanes whose weights lie in registers
+    shared: int = 0  # bytes of shared memory of a block
+    bf16: bool = False
+    cost: float = 0.0  # estimated cycles per step
+
+    def describe(self) -> str:
+        """One line for a person."""
+        if self.path == "generic":
+            return (
+                f"generic: a block of {self.threads} threads per {self.rows} batch rows, weights through L2"
+            )
+        return (
+            f"cluster of {self.cluster} x {self.threads} threads, {self.rows} batch rows each, "
+            f"weights on chip in {'bf16' if self.bf16 else 'fp32'}, {self.shared // 1024} KiB shared memory a block"
+        )
+
+
+def make_plan(
+    spec: TransitionSpec, batch: int, members: int, bf16: bool, backward: bool, device: Device
+) -> Plan:
+    """The cheapest shape that fits; the generic kernel where no cluster can hold the weights."""
+    return _make_plan(ring(spec, backward), max(batch, 1), max(members, 1), bf16, device)
+
+
+@lru_cache(maxsize=4096)
+def _make_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device) -> Plan:
+    best = None
+    if device.capability[0] >= 9:
+        for plan in cluster_plans(ring, batch, members, bf16, device):
+            if best is None or plan.cost < best.cost:
+                best = plan
+    return best or generic_plan(ring, batch, members, bf16, device)
+
+
+def cluster_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
+    """All shapes of the cluster kernel that fit the chip."""
+    lanes = [(8, 2), (8, 4), (16, 2), (32, 2)] + ([] if bf16 else [(32, 1)])
+    for cluster, threads, (klanes, vec), rows in product(
+        (16, 8, 4, 2, 1), (128, 256, 384, 512), lanes, (1, 2, 4, 8)
+    ):
+        if cluster > max(1, min(ring.sizes)) or (rows > 1 and rows >= 2 * batch):
+            continue
+        plan = cluster_plan(ring, batch, members, bf16, device, cluster, threads, klanes, vec, rows)
+        if plan is not None:
+            yield plan
+
+
+def cluster_plan(
+    ring: Ring, batch: int, members: int, bf16: bool, device: Device,
+    cluster: int, threads: int, klanes: int, vec: int, rows: int,
+) -> Plan | None:  # fmt: skip
+    """One shape: weights go to registers, those on the critical path first, the rest to shared memory."""
+    chunk, words, slots = klanes * vec, vec // 2 if bf16 else vec, threads // klanes
+    rpt = [_up(_up(n, cluster), slots) for n in ring.sizes]
+    if max(rpt) * rows > 32 or max(rpt) * rows * vec > 64:
+        return None
+    rounds = [_up(ring.sizes[q], chunk) for q in ring.sources]
+    sums = max(rpt) * rows * vec
+    budget = (
+        REGISTERS[threads] - 52 - (8 if bf16 else 0) - sums // 2 - max(0, max(rpt) * rows // klanes - 1) * 3
+    )
+    kept = [0] * len(rounds)
+    critical = [q == (s - 1) % len(ring.sizes) for s, q in zip(ring.stages, ring.sources, strict=True)]
+    for j in sorted(range(len(rounds)), key=lambda j: not critical[j]):
+        kept[j] = max(0, min(rounds[j], budget // (rpt[ring.stages[j]] * words)))
+        budget -= kept[j] * rpt[ring.stages[j]] * words
+    shared = _up(16 * len(ring.sizes), 128) * 128
+    shared += sum(8 * rows * _up(n, chunk) * chunk for n in ring.sizes)
+    shared = _up(shared, 128) * 128
+    shared += sum(
+        (rounds[j] - kept[j]) * rpt[ring.stages[j]] * threads * words * 4 for j in range(len(rounds))
+    )
+    if shared > device.shared_limit:
+        return None
+    cost = _cost(
+        ring, batch, members, cluster, threads, klanes, vec, rows, rpt, rounds, kept, critical, words
+    )
+    return Plan("cluster", cluster, threads, rows, klanes, vec, tuple(kept), shared, bf16, cost)
+
+
+def _cost(ring, batch, members, cluster, threads, klanes, vec, rows, rpt, rounds, kept, critical, words):
+    """Cycles per step: exchange, reduction and unit of each stage, and the products where they show."""
+    groups = _up(batch, rows) * members
+    waves = _up(groups, RESIDENT[cluster])
+    exchange = EXCHANGE[cluster] + rows * 12 * cluster // 8
+    total = 0.0
+    for s, n in enumerate(ring.sizes):
+        warps = _up(_up(_up(n, cluster), rpt[s]), 32 // klanes)
+        work = {True: 0.0, False: 0.0}
+        for j, stage in enumerate(ring.stages):
+            if stage != s:
+                continue
+            fmas = rounds[j] * rpt[s] * rows * vec
+            loads = rounds[j] * rows
+            apart = (rounds[j] - kept[j]) * rpt[s]
+            issue = _up(warps, 4) * (fmas + loads + apart)
+            memory = warps * (loads * _up(min(32, klanes * 2) * vec, 32) + apart * words)
+            work[critical[j]] += max(issue, memory, fmas // vec * 4) + 0.2 * min(issue, memory)
+        reduction = 28 * (klanes.bit_length() - 1) + 8 * rpt[s] * rows
+        total += 260 + exchange + reduction + work[True] + max(0.0, work[False] - 0.7 * exchange)
+    return total * waves
+
+
+def generic_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device) -> Plan:
+    """The kernel for every other case: as many rows a block as keep the card busy and fit its memory."""
+    threads, rows = 1024, 8
+    while rows > 1 and (
+        _up(batch, rows) * members < device.processors
+        or _generic_shared(ring, threads, rows) > device.shared_limit
+    ):
+        rows //= 2
+    return Plan("generic", 1, threads, rows, shared=_generic_shared(ring, threads, rows), bf16=bf16)
+
+
+def _generic_shared(ring: Ring, threads: int, rows: int) -> int:
+    split = max(max(1, (threads // 32) // _up(n, 32)) * n for n in ring.sizes)
+    return 4 * rows * (sum(ring.sizes) + split)
+
+
+def macros(plan: Plan, ring: Ring, has_reset: bool, has_grad_mid: bool) -> dict[str, str]:
+    """The #defines that specialise the source."""
+
+    def listed(values) -> str:
+        return ",".join(str(int(v)) for v in values)
+
+    values = {
+        "DEPTH": len(ring.sizes), "SIZES": listed(ring.sizes), "UNITS": listed(ring.units),
+        "MATRICES": len(ring.stages), "MAT_STAGE": listed(ring.stages), "MAT_SOURCE": listed(ring.sources),
+        "THREADS": plan.threads, "ROWS": plan.rows, "BACKWARD": int(ring.backward),
+        "HAS_RESET": int(has_reset), "HAS_GRAD_MID": int(has_grad_mid),
+    }  # fmt: skip
+    if plan.path == "cluster":
+        values |= {
+            "CLUSTER": plan.cluster, "KLANES": plan.klanes, "VEC": plan.vec, "BF16": int(plan.bf16),
+            "MAT_REGS": listed(plan.kept),
+        }  # fmt: skip
+    return {name: str(value) for name, value in values.items()}
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b)
