@@ -155,10 +155,13 @@ class Plus(Operator):
 
     def layers(self, x: Tensor, h: Tensor, skip: Tensor | None = None) -> list[Tensor]:
         """All layers of one step, the new state last."""
-        A = self.project(x, skip).split(list(self.spec.widths), dim=-1)
+        A = self.project(x, skip)
         W = [w.mT for w in self._list("W")]  # type: ignore[union-attr]
         S = [None if s is None else s.mT for s in self._list("S")]
-        return equations.transition_mlp(A, h, W, S, self._phis())
+        with torch.autocast(A.device.type, enabled=False):  # the state keeps its type, as in `unroll`
+            A, h = A.to(W[0].dtype), h.to(W[0].dtype)
+            entered = A.split(list(self.spec.widths), dim=-1)
+            return equations.transition_mlp(entered, h, W, S, self._phis())
 
     def unroll(
         self,
@@ -186,7 +189,7 @@ class Plus(Operator):
         inner = [masks.get(f"z{n}") for n in range(1, spec.depth)]
         with torch.autocast(A.device.type, enabled=False):
             return reference.unroll_with(
-                A.to(W[0].dtype), h0, W, self._list("S"), self._phis(), spec.widths,
+                A.to(W[0].dtype), h0.to(W[0].dtype), W, self._list("S"), self._phis(), spec.widths,
                 reset, masks.get("state"), [*inner, None],
             )  # fmt: skip
 

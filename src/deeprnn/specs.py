@@ -32,6 +32,8 @@ def one_of(owner: str, name: str, value: object, known: tuple[str, ...]) -> None
 
 def unit_list(owner: str, units: Units, count: int) -> tuple[str, ...]:
     """One unit name per layer; a single one serves all layers. A function is registered by its name."""
+    if not (isinstance(units, (str, tuple, list)) or callable(units)):
+        raise UserError(f"{owner}: units must be a name, a function or one of them per layer, got {units!r}")
     each = (units,) if isinstance(units, str) or callable(units) else tuple(units)
     each = each * count if len(each) == 1 else each
     if len(each) != count:
@@ -60,10 +62,8 @@ class PlusSpec:
     """the input is another level's state"""
 
     def __post_init__(self) -> None:
-        as_tuple(self, "intermediate_sizes", "input_mlp_sizes")
         positive("Plus", input_size=self.input_size, hidden_size=self.hidden_size)
-        for size in (*self.intermediate_sizes, *self.input_mlp_sizes):
-            positive("Plus", layer_size=size)
+        positive_each(self, "Plus", "intermediate_sizes", "input_mlp_sizes")
         one_of("Plus", "shortcut", self.shortcut, SHORTCUTS)
         one_of("Plus", "input_to", self.input_to, PLACES)
         object.__setattr__(self, "units", unit_list("Plus", self.units, self.depth))
@@ -121,10 +121,8 @@ class PredictSpec:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        as_tuple(self, "sizes")
         positive("Predict", input_size=self.input_size, output_size=self.output_size)
-        for size in self.sizes:
-            positive("Predict", layer_size=size)
+        positive_each(self, "Predict", "sizes")
         if self.shortcut and not self.sizes:
             raise UserError("Predict: shortcut=True needs at least one hidden layer to go around (sizes=...)")
         object.__setattr__(self, "units", unit_list("Predict", self.units, len(self.sizes)))
@@ -221,6 +219,17 @@ def as_tuple(spec: object, *names: str) -> None:
         object.__setattr__(spec, name, tuple(getattr(spec, name)))
 
 
+def positive_each(spec: object, owner: str, *names: str) -> None:
+    """Keep lists of sizes as tuples, refusing what is not a list of whole numbers of at least 1."""
+    for name in names:
+        value = getattr(spec, name)
+        if not isinstance(value, (tuple, list)):
+            raise UserError(f"{owner}: {name} must be a list of sizes, such as ({value!r},), got {value!r}")
+        as_tuple(spec, name)
+        for i, size in enumerate(value):
+            positive(owner, **{f"{name}[{i}]": size})
+
+
 def read(cls: type[T], data: dict[str, Any]) -> T:
     """Make a dataclass from plain data; an unknown key is an error that lists the known ones."""
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -229,5 +238,9 @@ def read(cls: type[T], data: dict[str, Any]) -> T:
             near = get_close_matches(key, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise UserError(f"{cls.__name__}: unknown field {key!r}{hint}: known are {', '.join(known)}")
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+        if f.name not in data and not has_default:
+            raise UserError(f"{cls.__name__}: field {f.name!r} is missing: known are {', '.join(known)}")
     clean = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     return cls(**clean)

@@ -42,12 +42,13 @@ def lp(a: Tensor, pool: int, rho: Tensor, centre: Tensor) -> Tensor:
     """φ(a)_j = ((1/N) Σ_i |a_ji - c_ji|^p_j)^(1/p_j) with p_j = 1 + softplus(ρ_j) (Gulcehre et al. 2013)."""
     d = (a - centre).unflatten(-1, (-1, pool)).abs()  # (..., M, N)
     p = 1 + softplus(rho)  # (M,)
+    empty = d.amax(-1, keepdim=True) == 0  # a pool at its centres: φ = 0, and a root has no slope there
+    d = d.masked_fill(empty, 1.0)
     # φ is homogeneous, so dividing by a constant and multiplying it back changes neither value nor
     # gradient; with the pool's maximum as that constant no power overflows or vanishes.
-    tiny = torch.finfo(d.dtype).tiny
-    m = d.amax(-1, keepdim=True).detach().clamp_min(tiny**0.5)
+    m = d.amax(-1, keepdim=True).detach()
     mean = ((d / m) ** p.unsqueeze(-1)).mean(-1)
-    return m.squeeze(-1) * (mean + tiny) ** (1 / p)
+    return (m.squeeze(-1) * mean ** (1 / p)).masked_fill(empty.squeeze(-1), 0.0)
 
 
 Unit = Callable[[Tensor], Tensor]
@@ -86,8 +87,10 @@ class UnitSpec:
 
 def register(name: str, phi: Unit) -> None:
     """Make an element-wise unit of your own known by name, so that it can be saved in a recipe."""
-    if name in ELEMENTWISE or name in POOLED or ":" in name or not name:
-        raise UserError(f"unit name {name!r} is taken or not usable: choose another, without ':'")
+    if name in ELEMENTWISE or name in POOLED or not name or set(name) & {":", ","}:
+        raise UserError(f"unit name {name!r} is taken or not usable: choose another, without ':' or ','")
+    if not callable(phi):
+        raise UserError(f"unit {name!r} must be a function of a tensor, got {phi!r}")
     ELEMENTWISE[name] = phi
 
 
@@ -97,7 +100,7 @@ def named(unit: str | Unit) -> str:
         return str(UnitSpec.parse(unit))
     if not callable(unit):
         raise UserError(f"a unit is a name or a function of a tensor, got {unit!r}")
-    name = getattr(unit, "__qualname__", type(unit).__name__).replace(":", "_")
+    name = getattr(unit, "__qualname__", type(unit).__name__).replace(":", "_").replace(",", "_")
     if ELEMENTWISE.get(name) is not unit:
         while name in ELEMENTWISE or name in POOLED:
             name += "'"
