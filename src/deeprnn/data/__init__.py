@@ -25,11 +25,22 @@ def names() -> tuple[str, ...]:
 
 
 def load(name_or_path: str | Path, **options: object) -> MusicData | TextData:
-    """A data set by name, or a person's own file or folder; options depend on what it is."""
+    """A data set by name, or a person's own file or folder.
+
+    Options: `counting` ("authors" or "stripped") for ptb-char; `grid` and `transpose` for bach; for MIDI files
+    also `drums`; for text files `kind` ("char" or "word") and `minimum`, the least count of a vocabulary entry.
+    """
     name = str(name_or_path)
+    if name == "bach":
+        from deeprnn.data.bach import load_bach
+
+        return _call(load_bach, name, name, options)
     if name in sources.SOURCES:
         return _call(_BY_KIND[sources.SOURCES[name].kind], name, name, options)
-    raise UserError(f"no data set is named {name!r}")
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise UserError(f"{name!r} is neither a data set ({', '.join(names())}) nor a file or folder")
+    return _call(_load_path, name, path, options)
 
 
 def _load_music(name: str) -> MusicData:
@@ -48,13 +59,29 @@ def _load_words(name: str) -> TextData:
     return text_data(name, "word", _treebank(name), unknown=False)
 
 
+def _load_path(
+    path: Path,
+    kind: str = "auto",
+    grid: Grid | None = None,
+    drums: bool = False,
+    transpose: bool = False,
+    minimum: int = 1,
+) -> MusicData | TextData:
+    from deeprnn.data.importing import Options, import_path
+
+    return import_path(path, Options(kind, grid or Grid(), drums, transpose, minimum))[0]
+
+
 def _treebank(name: str) -> dict[str, str]:
     from deeprnn.data.limits import read_bytes
 
-    return {
-        split: read_bytes(path).decode("utf-8", "replace")
-        for split, path in zip(SPLITS, sources.find(name), strict=True)
-    }
+    parts = {}
+    for split, path in zip(SPLITS, sources.find(name), strict=True):
+        try:
+            parts[split] = read_bytes(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 text (byte {error.start}): download it again") from None
+    return parts
 
 
 _BY_KIND = {"music": _load_music, "char": _load_chars, "word": _load_words}

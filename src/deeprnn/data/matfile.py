@@ -87,7 +87,7 @@ class _Reader:
         kind, body, at = self.element(data, at)
         if kind not in _NUMBERS:
             raise _Damaged(f"element type {kind} is not numeric")
-        dtype = np.dtype(_NUMBERS[kind]).newbyteorder(self.order)
+        dtype = np.dtype(self.order + _NUMBERS[kind])
         if len(body) % dtype.itemsize:
             raise _Damaged(f"{len(body)} bytes do not divide into numbers of {dtype.itemsize}")
         return np.frombuffer(body, dtype), at

@@ -1,0 +1,40 @@
+"""Writing files whole or not at all, and showing progress."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+Item = TypeVar("Item")
+
+
+@contextmanager
+def write_atomically(place: Path) -> Iterator[BinaryIO]:
+    """A file to write to that takes `place` only when all of it is on disk; on an error nothing is left."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(place)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def progress_bar(items: Iterable[Item], title: str) -> Iterable[Item]:
+    """The items with a progress bar on a terminal's stderr; silently elsewhere, or without rich."""
+    try:
+        from rich.progress import track
+    except ImportError:
+        return items
+    from deeprnn.console import console
+
+    screen = console(stderr=True)
+    return track(items, title, console=screen) if screen.is_terminal else items

@@ -1,0 +1,289 @@
+"""People's own files as data: every file accepted or skipped with a reason, nothing dropped in silence."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from deeprnn.data.limits import check_bytes, read_bytes
+from deeprnn.data.midi import SUFFIXES as MIDI
+from deeprnn.data.midi import midi_bytes_to_song
+from deeprnn.data.music import SPLITS, Grid, MusicData, Songs
+from deeprnn.data.quantise import Losses, to_common_tonic
+from deeprnn.data.rolls import READERS
+from deeprnn.data.text import TextData, text_data
+from deeprnn.errors import UserError
+
+TEXT = (".txt", ".text", ".md")
+SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
+LINE_SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
+
+_WORDS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid"}
+_WORDS |= {"dev": "valid", "test": "test"}
+
+
+@dataclass
+class FileReport:
+    """What became of one file."""
+
+    path: str
+    accepted: bool
+    reason: str = ""  # why it was skipped
+    split: str = ""
+    size: int = 0  # frames or characters
+    losses: Losses | None = None
+    notes: list[str] = field(default_factory=list)  # remarks that skip nothing
+
+
+@dataclass
+class Report:
+    """What became of all files, and what is worth knowing before training on them."""
+
+    files: list[FileReport] = field(default_factory=list)
+    losses: Losses = field(default_factory=Losses)
+    duplicates: list[tuple[str, str]] = field(default_factory=list)  # same content in two splits
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> int:
+        return sum(file.accepted for file in self.files)
+
+    def reasons(self) -> Counter[str]:
+        """How many files were skipped for each reason (without the part that names the file)."""
+        return Counter(file.reason for file in self.files if not file.accepted)
+
+
+@dataclass
+class Options:
+    """How files are read: `kind` is auto, music, char or word."""
+
+    kind: str = "auto"
+    grid: Grid = field(default_factory=Grid)
+    drums: bool = False
+    transpose: bool = False
+    minimum: int = 1
+    progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda paths: paths
+
+
+@dataclass
+class _Item:
+    path: str
+    content: np.ndarray | str
+    split: str
+    digest: str
+
+
+def import_path(path: Path, options: Options | None = None) -> tuple[MusicData | TextData, Report]:
+    """Data from a file or folder, and the report of how it was read."""
+    options = options or Options()
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    if options.kind not in ("auto", "music", "char", "word"):
+        raise UserError(f"kind={options.kind!r} is unknown: use auto, music, char or word")
+    if path.is_file() and path.suffix.lower() in READERS:
+        return _with_own_splits(path)
+    paths = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _is_plain(p, path))
+    if not paths:
+        raise UserError(f"{path} holds no files")
+    music = _is_music(paths, options.kind)
+    items, report = _read_all(path, paths, music, options)
+    if not items:
+        raise UserError(_nothing_accepted(path, report, music))
+    _assign(items, report)
+    _find_duplicates(items, report)
+    name = path.resolve().stem
+    if music:
+        return _music_of(name, items, options.grid, report), report
+    parts = _text_parts(items)
+    kind = "char" if options.kind == "auto" else options.kind
+    data = text_data(name, kind, parts, minimum=options.minimum)
+    _warn_of_empty({split: len(ids) for split, ids in data.splits.items()}, report)
+    return data, report
+
+
+def duplicates_across_splits(data: MusicData) -> list[tuple[str, str]]:
+    """Songs of one split whose frames equal a song's of an earlier split, as pairs of names."""
+    seen: dict[bytes, tuple[str, str]] = {}
+    pairs = []
+    for split in data.splits:
+        for name, roll in zip(data.names[split], data.splits[split], strict=True):
+            key = hashlib.sha256(roll.tobytes()).digest()
+            first = seen.setdefault(key, (split, name))
+            if first[0] != split:
+                pairs.append((f"{first[0]}/{first[1]}", f"{split}/{name}"))
+    return pairs
+
+
+def split_by_hash(digest: str) -> str:
+    """train, valid or test from a file's sha256: it stays the same whatever other files are added."""
+    point = int(digest[:16], 16) / 2**64
+    return "train" if point < SHARES["train"] else "valid" if point < 1 - SHARES["test"] else "test"
+
+
+def _is_plain(path: Path, root: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+    return path.is_file() and not path.is_symlink() and not hidden
+
+
+def _is_music(paths: Sequence[Path], kind: str) -> bool:
+    if kind != "auto":
+        return kind == "music"
+    return any(path.suffix.lower() in MIDI for path in paths) or (
+        len(paths) == 1 and paths[0].suffix.lower() not in TEXT and _begins_as_midi(paths[0])
+    )
+
+
+def _begins_as_midi(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"MThd"
+
+
+def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) -> tuple[list[_Item], Report]:
+    items, report, seen, total = [], Report(), {}, 0
+    for path in options.progress(paths):
+        shown = str(path.relative_to(root)) if root.is_dir() else path.name
+        entry = FileReport(shown, accepted=False)
+        report.files.append(entry)
+        try:
+            _check_suffix(path, music, alone=len(paths) == 1)
+            data = read_bytes(path)
+            digest = hashlib.sha256(data).hexdigest()
+            if digest in seen:
+                raise UserError(f"same bytes as {seen[digest]}")
+            content = _read_song(data, entry, options) if music else _read_text(data)
+            total += content.nbytes if isinstance(content, np.ndarray) else len(data)
+            check_bytes(total, "all files together, up to this one,")
+        except UserError as error:
+            entry.reason = str(error)
+            continue
+        seen[digest] = shown
+        entry.accepted, entry.size = True, len(content)
+        if entry.losses:
+            report.losses.add(entry.losses)
+        packed = np.packbits(content, axis=1) if isinstance(content, np.ndarray) else content
+        items.append(_Item(shown, packed, "", digest))
+    return items, report
+
+
+def _check_suffix(path: Path, music: bool, alone: bool) -> None:
+    suffix = path.suffix.lower()
+    wanted = MIDI if music else TEXT
+    if suffix not in wanted and not alone:
+        raise UserError(f"its name ends in {suffix or 'nothing'}; {' '.join(wanted)} are read here")
+
+
+def _read_song(data: bytes, entry: FileReport, options: Options) -> np.ndarray:
+    song = midi_bytes_to_song(data, options.grid, drums=options.drums, what="it")
+    if not len(song.roll):
+        lost = f" ({song.losses})" if song.losses.notes else ""
+        raise UserError(f"no notes are left on the grid{lost}")
+    entry.losses, roll = song.losses, song.roll
+    if options.transpose:
+        roll, fallen = to_common_tonic(roll, options.grid)
+        if fallen:
+            entry.notes.append(f"{fallen} sounding steps left the pitch range when transposed")
+    if song.type == 2:
+        entry.notes.append(f"type 2: {song.tracks} tracks laid one after another")
+    if song.empty_tracks:
+        entry.notes.append(f"{song.empty_tracks} of {song.tracks} tracks are empty")
+    if song.tempo_changes:
+        entry.notes.append(f"{song.tempo_changes} tempo changes (the grid follows beats)")
+    return roll
+
+
+def _read_text(data: bytes) -> str:
+    if b"\0" in data:
+        raise UserError("it holds zero bytes, so it is no plain text")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"it is not UTF-8 text (byte {error.start})") from None
+    if not text.strip():
+        raise UserError("it is empty")
+    return text.replace("\r\n", "\n")
+
+
+def _assign(items: list[_Item], report: Report) -> None:
+    """Splits that names give (train.txt, test/a.mid), where all files have one; else by hash of content."""
+    given = [_given_split(item.path) for item in items]
+    by_name = set(given) == set(SPLITS)
+    accepted = {file.path: file for file in report.files}
+    for item, named in zip(items, given, strict=True):
+        item.split = named if by_name and named else split_by_hash(item.digest)
+        accepted[item.path].split = item.split
+
+
+def _given_split(path: str) -> str | None:
+    words = [word for part in Path(path).parts for word in re.split(r"[._\- ]", part.lower())]
+    found = {_WORDS[word] for word in words if word in _WORDS}
+    return found.pop() if len(found) == 1 else None
+
+
+def _find_duplicates(items: list[_Item], report: Report) -> None:
+    seen: dict[str, _Item] = {}
+    for item in items:
+        raw = (
+            item.content.tobytes() if isinstance(item.content, np.ndarray) else item.content.strip().encode()
+        )
+        first = seen.setdefault(hashlib.sha256(raw).hexdigest(), item)
+        if first.split != item.split:
+            report.duplicates.append((f"{first.split}/{first.path}", f"{item.split}/{item.path}"))
+
+
+def _music_of(name: str, items: list[_Item], grid: Grid, report: Report) -> MusicData:
+    splits, names = {}, {}
+    for split in SPLITS:
+        mine = [item for item in items if item.split == split]
+        packed = [np.asarray(item.content) for item in mine]
+        table = np.concatenate(packed) if packed else np.zeros((0, (grid.size + 7) // 8), np.uint8)
+        splits[split] = Songs(table, np.array([len(p) for p in packed], np.int64), grid.size)
+        names[split] = [item.path for item in mine]
+    _warn_of_empty({split: len(songs) for split, songs in splits.items()}, report)
+    return MusicData(name, splits, grid, names)
+
+
+def _text_parts(items: list[_Item]) -> dict[str, str]:
+    """The text of each split; a single file is cut at line ends, 90 : 5 : 5, in its own order."""
+    if len(items) > 1:
+        return {s: "".join(_ended(str(i.content)) for i in items if i.split == s) for s in SPLITS}
+    lines = _ended(str(items[0].content)).splitlines(keepends=True)
+    first = round(LINE_SHARES["train"] * len(lines))
+    second = round((LINE_SHARES["train"] + LINE_SHARES["valid"]) * len(lines))
+    cuts = {"train": lines[:first], "valid": lines[first:second], "test": lines[second:]}
+    return {split: "".join(cuts[split]) for split in SPLITS}
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _with_own_splits(path: Path) -> tuple[MusicData | TextData, Report]:
+    data = READERS[path.suffix.lower()](path)
+    size = sum(s.frames if isinstance(s, Songs) else len(s) for s in data.splits.values())
+    report = Report([FileReport(path.name, accepted=True, split="its own", size=size)])
+    if isinstance(data, MusicData):
+        report.duplicates = duplicates_across_splits(data)
+    _warn_of_empty({split: len(content) for split, content in data.splits.items()}, report)
+    return data, report
+
+
+def _warn_of_empty(sizes: dict[str, int], report: Report) -> None:
+    for split, size in sizes.items():
+        if not size:
+            report.warnings.append(
+                f"the {split} split is empty: add files, or name files or folders by split"
+            )
+
+
+def _nothing_accepted(path: Path, report: Report, music: bool) -> str:
+    first = next(iter(report.files))
+    what = "MIDI file" if music else "text file"
+    whole = next((f.path for f in report.files if Path(f.path).suffix.lower() in READERS), None)
+    hint = f". {whole} is a data set of its own: name that file" if whole else ""
+    return f"{path}: no {what} could be read; {first.path}: {first.reason}{hint}"

@@ -1,0 +1,74 @@
+"""Data that a person can look at: a piano roll or a sample of text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from deeprnn.data.music import Grid, MusicData
+from deeprnn.data.text import TextData
+from deeprnn.errors import UserError, need
+
+_NAMES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
+
+
+def pitch_name(number: int) -> str:
+    """C4 for 60."""
+    return f"{_NAMES[number % 12]}{number // 12 - 1}"
+
+
+def choose_song(data: MusicData, split: str, index: int) -> np.ndarray:
+    """One song's roll, or an error that says how many there are."""
+    songs = data.splits.get(split)
+    if songs is None:
+        raise UserError(f"split={split!r} is unknown: use one of {', '.join(data.splits)}")
+    if not 0 <= index < len(songs):
+        raise UserError(f"{data.name} has {len(songs)} songs in {split}: index {index} is not among them")
+    return songs[index]
+
+
+def roll_as_text(roll: np.ndarray, grid: Grid, width: int = 100) -> str:
+    """A piano roll in characters: a row per pitch between the lowest and highest, a column per step."""
+    shown = roll[:width]
+    sounding = np.flatnonzero(shown.any(0))
+    if not len(sounding):
+        return "(silence)"
+    rows = []
+    for pitch in range(int(sounding[-1]), int(sounding[0]) - 1, -1):
+        line = "".join("█" if on else "·" for on in shown[:, pitch])
+        rows.append(f"{pitch_name(pitch + grid.low):>4} {line}")
+    return "\n".join(rows)
+
+
+def text_sample(data: TextData, split: str, characters: int = 600) -> str:
+    """The beginning of a split, readable."""
+    if split not in data.splits:
+        raise UserError(f"split={split!r} is unknown: use one of {', '.join(data.splits)}")
+    symbols = characters if data.kind == "char" else characters // 6
+    return data.decode(data.splits[split][:symbols])
+
+
+def roll_png(path: Path, roll: np.ndarray, grid: Grid, title: str, steps: int = 512) -> None:
+    """A piano roll as an image: time in beats, pitches by name."""
+    figure_module = need("matplotlib.figure", extra="cli")
+    shown = roll[:steps]
+    width = float(np.clip(len(shown) / 24, 6, 24))
+    figure = figure_module.Figure(figsize=(width, 4.5), layout="constrained")  # no window system needed
+    axes = figure.subplots()
+    beats = len(shown) / grid.steps_per_beat
+    extent = (0, max(beats, 1e-6), grid.low - 0.5, grid.high + 0.5)
+    axes.imshow(shown.T, origin="lower", aspect="auto", cmap="Greys", extent=extent, interpolation="nearest")
+    octaves = [number for number in range(grid.low, grid.high + 1) if number % 12 == 0]
+    axes.set_yticks(octaves, [pitch_name(number) for number in octaves])
+    sounding = np.flatnonzero(shown.any(0))
+    if len(sounding):
+        axes.set_ylim(grid.low + sounding[0] - 2, grid.low + sounding[-1] + 2)
+    axes.grid(alpha=0.25, linewidth=0.5)
+    more = f" (first {len(shown):,} of {len(roll):,} steps)" if len(shown) < len(roll) else ""
+    axes.set_title(title + more, fontsize=10)
+    axes.set_xlabel("beats")
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write {path}: {error}") from error
