@@ -1,0 +1,217 @@
+"""Keeping a run: what is written when, so that it survives a kill at any moment.
+
+An epoch's end appends a line to metrics.jsonl, then saves the state, which holds the file's length. A run
+that is cut off in between is taken up from the saved state with metrics.jsonl cut to that length, and does
+again, bit for bit, what was lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deeprnn import checkpoint, paper, runs
+from deeprnn.errors import UserError
+from deeprnn.recipe import Recipe, override, to_toml
+from deeprnn.training.loop import Trainer
+
+METRICS = {"music": "nats/frame", "char": "bpc", "word": "perplexity"}
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; its state has been saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+@contextmanager
+def listening() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying of them; a second one acts at once."""
+    heard: list[int] = []
+
+    def handle(number: int, frame: Any) -> None:
+        if heard:
+            raise KeyboardInterrupt
+        heard.append(number)
+
+    before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Keeper:
+    """Watches a trainer and keeps its run folder; a population has a folder for each member below `folder`."""
+
+    def __init__(self, trainer: Trainer, folder: Path, heard: Sequence[int] = ()) -> None:
+        self.trainer, self.folder, self.heard = trainer, folder, heard
+        self.homes = homes(trainer, folder)
+        self.lengths = [0] * len(self.homes)
+        self.saved_at = time.monotonic()
+        self.saved_best = [0] * len(self.homes)
+
+    # ---- watching
+
+    def updated(self, trainer: Trainer) -> None:
+        """Save in mid-epoch where the recipe asks for it, or a signal does."""
+        part = trainer.recipe.save
+        due = part.seconds and time.monotonic() - self.saved_at >= part.seconds
+        if due or (part.updates and trainer.index % part.updates == 0) or self.heard:
+            trainer.check_finite()
+            self.save()
+        if self.heard:
+            raise Interrupted(self.heard[0])
+
+    def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
+        """Write the epoch's lines, then the state."""
+        for p, row in enumerate(rows):
+            if row is not None:
+                self._append(p, row)
+        self.save()
+        if self.heard and not trainer.schedule.done:
+            raise Interrupted(self.heard[0])
+
+    def _append(self, member: int, row: Mapping[str, Any]) -> None:
+        line = (json.dumps(row) + "\n").encode()
+        path = self.homes[member] / "metrics.jsonl"
+        try:
+            with open(path, "ab") as file:
+                file.truncate(self.lengths[member])
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise checkpoint.DiskFull(f"cannot write {path} ({error.strerror}); the last checkpoint is intact") from error
+        self.lengths[member] += len(line)
+
+    # ---- saving
+
+    def save(self) -> None:
+        """The whole training state, and the best parameters where they are new."""
+        t = self.trainer
+        for p, m in enumerate(t.schedule.members):
+            if m.best_epoch > self.saved_best[p]:
+                checkpoint.save_best(self.homes[p], t.parameters(p), {"epoch": m.best_epoch, "valid_nats": m.best})
+                self.saved_best[p] = m.best_epoch
+        meta = {
+            "epoch": t.epoch,
+            "index": t.index,
+            "seconds": t.seconds,
+            "epoch_seconds": t.epoch_seconds,
+            "members": t.schedule.state(),
+            "metrics_bytes": self.lengths,
+            "parameters": list(t.layout.names),
+        }
+        checkpoint.save_state(self.folder, {**t.updater.tensors(), "best": t.best}, meta)
+        self.saved_at = time.monotonic()
+
+    @torch.no_grad()
+    def restore(self) -> bool:
+        """Take up the newest whole state; False if none was saved yet."""
+        found = checkpoint.load_state(self.folder)
+        if found is None:
+            self._cut([0] * len(self.homes))
+            return False
+        t, meta = self.trainer, found.meta
+        if meta["parameters"] != list(t.layout.names):
+            raise UserError(f"{found.path} belongs to another model than {self.folder / 'recipe.toml'} describes")
+        for name, tensor in {**t.updater.tensors(), "best": t.best}.items():
+            tensor.copy_(found.tensors[name])
+        t.epoch, t.index = meta["epoch"], meta["index"]
+        t.seconds, t.epoch_seconds = meta["seconds"], meta["epoch_seconds"]
+        t.schedule.load(meta["members"])
+        self.saved_best = [0] * len(self.homes)  # so that best.* is written again, whatever befell it
+        self._cut(meta["metrics_bytes"])
+        return True
+
+    def _cut(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+        for home, length in zip(self.homes, lengths, strict=True):
+            path = home / "metrics.jsonl"
+            if path.exists():
+                os.truncate(path, min(length, path.stat().st_size))
+
+
+def homes(trainer: Trainer, folder: Path) -> list[Path]:
+    """Each member's own folder: the run's, or one below it."""
+    if len(trainer.members) == 1:
+        return [folder]
+    return [folder / member.name for member in trainer.members]
+
+
+def lay_out(trainer: Trainer, folder: Path, data_path: str | None) -> None:
+    """Create the folder (and the members') with everything known before the first update."""
+    recipe, data = trainer.recipe, trainer.data
+    side: dict[str, Any] = {}
+    if data.kind == "music":
+        if getattr(data, "grid", None) is not None:
+            side["grid.json"] = data.grid.to_dict()  # type: ignore[union-attr]
+    else:
+        side["vocabulary.json"] = data.vocabulary  # type: ignore[union-attr]
+    if len(trainer.members) > 1:
+        runs.start_population(folder, [m.name for m in trainer.members], to_toml(recipe))
+    shared = {
+        "status": "running",
+        "data": {"name": data.name, "kind": data.kind, "path": data_path},
+        "model": trainer.spec.to_dict(),
+        "label": label(recipe),
+        "parameters": trainer.layout.total,
+        "version": version(),
+        "commit": runs.commit(),
+        "environment": runs.environment(str(trainer.device)),
+        "paper": paper.result(data.name, recipe.model.kind) if is_paper(recipe) else None,
+        "metric": METRICS[data.kind],
+        "result": None,
+    }
+    for member, home in zip(trainer.members, homes(trainer, folder), strict=True):
+        own = override(recipe, {"seeds": [member.seed], "rates": [], "optimiser.rate": member.rate})
+        name = folder.name if home == folder else f"{folder.name}/{member.name}"
+        runs.start_run(home, {"name": name, **shared, "seed": member.seed}, to_toml(own), side)
+
+
+def label(recipe: Recipe) -> str:
+    """The model's name as the paper prints it, else the recipe's own word."""
+    return paper.LABELS.get(recipe.model.kind, recipe.model.kind)
+
+
+def is_paper(recipe: Recipe) -> bool:
+    """Whether the model has Table 1's size, so that the paper's number stands beside its own."""
+    if recipe.model.kind == "dots-star":
+        return True  # its sizes are not published
+    try:
+        spec = paper.spec(recipe.data.name, recipe.model.kind)
+    except (KeyError, StopIteration):
+        return False
+    own = recipe.model.spec(spec.input_size, spec.output == "categorical", spec.dropout)
+    return own == spec
+
+
+def version() -> str:
+    """The package's version."""
+    from deeprnn import __version__
+
+    return __version__
+
+
+def conclude(trainer: Trainer, folder: Path) -> list[dict[str, Any]]:
+    """Score the best parameters, close the run folders and write each one's ledger entry."""
+    from deeprnn import ledger
+
+    results = trainer.results()
+    for p, (home, result) in enumerate(zip(homes(trainer, folder), results, strict=True)):
+        reason = trainer.schedule.members[p].finished
+        runs.change_run(home, status="finished", result=result, reason=reason, seconds=round(trainer.seconds, 1))
+        checkpoint.write_json(home / "ledger.json", ledger.entry(runs.Run(home)))
+    return results
