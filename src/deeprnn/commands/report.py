@@ -1,0 +1,74 @@
+"""`deeprnn report`: the ledger's tables and figures, or one HTML page about some runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from deeprnn.errors import UserError
+
+
+@dataclass(frozen=True)
+class Report:
+    """Show results: the paper's tables beside ours, or a page about runs.
+
+    Without RUN: Tables 2 and 3 from the ledger. `--cells` lists the 23 cells, `--readme README.md` rewrites
+    a README's results, `--figures docs/images` draws them. With RUN: one self-contained HTML file.
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """run folders for an HTML report"""
+    html: Path | None = None
+    """where the HTML report goes (out/report.html when runs are given)"""
+    cells: bool = False
+    """list the 23 cells of Tables 2 and 3"""
+    json: bool = False
+    """print JSON instead of text"""
+    readme: Path | None = None
+    """rewrite the results of this Markdown file, between its two markers"""
+    figures: Path | None = None
+    """draw the ledger's figures into this folder"""
+    ledger: Path = Path("results/runs")
+    """folder of the ledger's entries"""
+
+    def run(self) -> int:
+        """Print or write what is asked for."""
+        if self.runs or self.html:
+            return self._page()
+        from deeprnn import report
+
+        entries = report.read_ledger(self.ledger)
+        if self.readme:
+            changed = report.update_readme(self.readme, entries)
+            print(f"{self.readme}: results {'rewritten' if changed else 'were up to date'}")
+        if self.figures:
+            from deeprnn.reproduction.figures import draw_all
+
+            for path in draw_all(entries, self.figures):
+                print(path)
+        if self.readme or self.figures:
+            return 0
+        table = report.rows(entries)
+        if self.json:
+            print(json.dumps([row.to_dict() for row in table], indent=1, ensure_ascii=False))
+        else:
+            print(report.cells_text(table) if self.cells else report.text_tables(entries))
+        return 0
+
+    def _page(self) -> int:
+        from deeprnn.htmlreport import write_report
+        from deeprnn.runs import load_run
+
+        if not self.runs:
+            raise UserError(
+                "--html needs at least one run folder: deeprnn report runs/NAME --html out/report.html"
+            )
+        path = self.html or Path("out/report.html")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_report([load_run(run) for run in self.runs], path)
+        print(path)
+        return 0

@@ -1,0 +1,204 @@
+"""The 23 cells of Tables 2 and 3 beside what the ledger holds, and whether depth helped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deeprnn import paper
+from deeprnn.init import CHAR, MUSIC, WORD
+from deeprnn.recipe import Recipe
+from deeprnn.reproduction import statistics
+from deeprnn.reproduction.entries import Entry, groups
+
+ENOUGH = 3
+"""seeds from which a recipe's mean counts as measured"""
+DEEP = ("dts", "dots", "srnn")
+LEVEL = 0.05
+"""significance of the paired test, after Holm's correction for three deep models"""
+CHUNKS = {"nottingham": 200, "musedata": 200, "jsb": 50}
+BETAS = {"nottingham": 2330.0, "musedata": 1475.0, "jsb": 100.0}
+INITS = {"ptb-char": CHAR, "ptb-word": WORD}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell with the runs that fill it."""
+
+    cell: paper.Cell
+    entries: tuple[Entry, ...]
+
+    @property
+    def values(self) -> list[float]:
+        """Test results, in order of seeds."""
+        return [e.value() for e in self.entries]
+
+    @property
+    def ours(self) -> float | None:
+        """Mean over seeds, None where no run is."""
+        return statistics.mean(self.values) if self.entries else None
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation over seeds."""
+        return statistics.deviation(self.values)
+
+    @property
+    def best(self) -> float | None:
+        """Test result of the seed that is best on validation."""
+        return min(self.entries, key=lambda e: e.value("valid")).value() if self.entries else None
+
+    @property
+    def difference(self) -> float | None:
+        """Our mean against the paper's, in percent; below zero is better."""
+        return None if self.ours is None else 100 * (self.ours / self.cell.value - 1)
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """Where the runs depart from what the paper says."""
+        if not self.entries:
+            return ()
+        named = deviations(self.entries[0].recipe)
+        cut = sum(1 for e in self.entries if e.cut_off)
+        return (*named, f"{cut} of {len(self.entries)} cut off by time") if cut else named
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `deeprnn report --cells --json`."""
+        return {
+            "table": self.cell.table,
+            "data": self.cell.data,
+            "model": self.cell.model,
+            "metric": self.cell.metric,
+            "paper": self.cell.value,
+            "ours": self.ours,
+            "sd": self.sd,
+            "seeds": len(self.entries),
+            "best_validation_seed": self.best,
+            "difference_percent": self.difference,
+            "deviations": list(self.deviations),
+            "seed_list": [e.seed for e in self.entries],
+            "values": self.values,
+            "runs": [e.path.name for e in self.entries],
+        }
+
+
+def rows(entries: Iterable[Entry]) -> list[Row]:
+    """All 23 cells, in the paper's order; a cell without runs has none."""
+    entries = list(entries)
+    return [Row(cell, chosen([e for e in entries if fills(e, cell)])) for cell in paper.CELLS]
+
+
+def fills(entry: Entry, cell: paper.Cell) -> bool:
+    """Whether a run is of a cell: its data, its name, and Table 1's sizes (unpublished for DOT(S)*)."""
+    if (entry.data, entry.model) != (cell.data, cell.model):
+        return False
+    if cell.model == "dots-star":
+        return True
+    return model_spec(entry.recipe) == paper.spec(cell.data, cell.model)
+
+
+def model_spec(recipe: Recipe) -> Any:
+    """The model that a recipe of a benchmark set describes, None for other data."""
+    size = paper.INPUTS.get(recipe.data.name)
+    if size is None:
+        return None
+    return recipe.model.spec(size, recipe.data.name.startswith("ptb"), recipe.regulariser.dropout)
+
+
+def chosen(candidates: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The runs of one recipe: of those with enough seeds the best on validation, never on test."""
+    found = list(groups(candidates).values())
+    if not found:
+        return ()
+    enough = min(ENOUGH, max(len(g) for g in found))
+    return tuple(
+        min(
+            (g for g in found if len(g) >= enough),
+            key=lambda g: statistics.mean([e.value("valid") for e in g]),
+        )
+    )
+
+
+def deviations(recipe: Recipe) -> tuple[str, ...]:
+    """Departures from the paper's text that a reader of the table must know."""
+    data, part = recipe.data.name, recipe.optimiser
+    music = data in CHUNKS
+    star = recipe.model.kind == "dots-star"
+    rate = "rates " + ", ".join(f"{r:g}" for r in recipe.rates) if recipe.rates else f"rate {part.rate:g}"
+    checks = {
+        f"{recipe.data.lanes} lanes": recipe.data.lanes != 1,
+        f"chunks of {recipe.data.chunk}": music and recipe.data.chunk != CHUNKS[data],
+        _optimiser(recipe): not star and part.name != "sgd",
+        rate: music and not star and (part.rate != 1.0 or bool(recipe.rates)),
+        f"clipping at {part.clip:g}" if part.clip else "no clipping": music and not star and part.clip != 1.0,
+        f"{recipe.schedule.name} schedule": not star and recipe.schedule.name != ("paper" if music else "halving"),
+        f"beta {recipe.schedule.beta:g}": music and recipe.schedule.name == "paper"
+        and recipe.schedule.beta != BETAS[data] and not star,
+        _noise(recipe): not star and recipe.regulariser.weight_noise != (0.0 if data == "ptb-char" else 0.075),
+        "dropout": not star and any(vars(recipe.regulariser.dropout).values()),
+        "other initialisation": not star and recipe.init != INITS.get(data, MUSIC),
+        "no pretraining": recipe.model.kind in ("dots", "srnn") and not (recipe.pretrain.recipe or recipe.pretrain.run),
+        "averaged weights": part.average != "none",
+        "bf16": part.precision != "fp32",
+        f"scored in {recipe.evaluation.streams} streams": recipe.evaluation.streams != 1,
+    }  # fmt: skip
+    return tuple(text for text, present in checks.items() if present)
+
+
+def _optimiser(recipe: Recipe) -> str:
+    part = recipe.optimiser
+    return f"momentum {part.momentum:g}" if part.name == "momentum" else part.name
+
+
+def _noise(recipe: Recipe) -> str:
+    std = recipe.regulariser.weight_noise
+    return f"weight noise {std:g}" if std else "no weight noise"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a deep model beats the shallow one on a data set."""
+
+    data: str
+    tests: dict[str, statistics.Paired]
+    corrected: dict[str, float | None]
+
+    @property
+    def winner(self) -> str | None:
+        """The deep model that is below the shallow one beyond chance, by the largest margin."""
+        good = [m for m, t in self.tests.items() if t.difference < 0 and self._beyond_chance(m)]
+        return min(good, key=lambda m: self.tests[m].difference, default=None)
+
+    def _beyond_chance(self, model: str) -> bool:
+        p = self.corrected[model]
+        return p is not None and p < LEVEL
+
+    @property
+    def text(self) -> str:
+        """The verdict in a line."""
+        if not self.tests:
+            return "not measured"
+        name = self.winner or min(self.tests, key=lambda m: self.tests[m].difference)
+        test, p = self.tests[name], self.corrected[name]
+        chance = "one seed, no test" if p is None else f"p = {p:.2g}"
+        gap = f"{test.difference:+.3f}".replace("-", "−")
+        detail = f"{paper.LABELS[name]} {gap}, better at {test.better} of {test.seeds} seeds, {chance}"
+        return f"yes: {detail}" if self.winner else f"no: {detail}"
+
+
+def verdicts(table: Sequence[Row]) -> list[Verdict]:
+    """One verdict per data set, in the paper's order."""
+    by = {(r.cell.data, r.cell.model): r for r in table}
+    out = []
+    for data in dict.fromkeys(r.cell.data for r in table):
+        shallow = {e.seed: e.value() for e in by[data, "rnn"].entries}
+        tests = {}
+        for model in DEEP:
+            deep = {e.seed: e.value() for e in by[data, model].entries}
+            shared = sorted(deep.keys() & shallow.keys())
+            if shared:
+                tests[model] = statistics.paired([deep[s] for s in shared], [shallow[s] for s in shared])
+        corrected = statistics.holm([t.p for t in tests.values()])
+        out.append(Verdict(data, tests, dict(zip(tests, corrected, strict=True))))
+    return out

@@ -1,0 +1,154 @@
+"""The ledger as the report sees it: one finished run per JSON file under results/runs/, read without mercy.
+
+A number in a table must be traceable to a run, so an entry that is malformed is an error naming its file,
+never a row left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from deeprnn.errors import UserError
+from deeprnn.metrics import HEADLINE
+from deeprnn.recipe import Recipe
+
+FOLDER = Path("results/runs")
+SPLITS = ("train", "valid", "test")
+NOT_IDENTITY = ("seeds", "save")
+"""fields of a recipe that do not change what a member of the population learns"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of the ledger."""
+
+    path: Path
+    raw: Mapping[str, Any]
+    recipe: Recipe
+    seed: int
+    kind: str
+    """music, char or word"""
+
+    @property
+    def data(self) -> str:
+        """The data set's name."""
+        return self.recipe.data.name
+
+    @property
+    def model(self) -> str:
+        """The paper's short name for the model: rnn, dts, dots, srnn, dots-star, or an extra one."""
+        return self.recipe.model.kind
+
+    def value(self, split: str = "test") -> float:
+        """The headline metric of a split."""
+        return float(self.raw["result"][split][HEADLINE[self.kind]])
+
+    @property
+    def curve(self) -> list[dict[str, Any]]:
+        """The thinned learning curve."""
+        return list(self.raw["curve"])
+
+    @property
+    def seconds(self) -> float:
+        """Training time of the run; of a population's member, that of the whole population."""
+        return float(self.raw["seconds"])
+
+    @property
+    def epochs(self) -> int:
+        """Epochs trained."""
+        return int(self.curve[-1]["epoch"])
+
+    @property
+    def best_epoch(self) -> int:
+        """The epoch whose parameters are scored."""
+        return int(self.raw["best_epoch"])
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether time, rather than the recipe's stop rule, ended the run."""
+        return "minutes" in str(self.raw["reason"])
+
+    @property
+    def steps_per_second(self) -> float:
+        """Updates a second, over the whole run."""
+        return float(self.curve[-1]["step"]) / max(self.seconds, 1e-9)
+
+    @cached_property
+    def identity(self) -> str:
+        """Equal for runs that differ in their seed alone."""
+        return identity(self.recipe)
+
+
+def identity(recipe: Recipe) -> str:
+    """A short hash of everything in a recipe that decides what is learnt, except for the seed."""
+    plain = {k: v for k, v in recipe.to_dict().items() if k not in NOT_IDENTITY}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_ledger(folder: str | Path = FOLDER) -> list[Entry]:
+    """Every entry of a ledger folder, in order of file names; no folder is an empty ledger."""
+    return [read_entry(path) for path in sorted(Path(folder).glob("*.json"))]
+
+
+def read_entry(path: Path) -> Entry:
+    """One entry, checked field by field."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"ledger entry {path} cannot be read: {error}") from None
+    try:
+        return _entry(path, raw)
+    except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"ledger entry {path} is malformed: {what}; mend it or remove the file") from None
+
+
+def _entry(path: Path, raw: Any) -> Entry:
+    if not isinstance(raw, dict):
+        raise UserError(f"it must hold one JSON object, not {type(raw).__name__}")
+    kind = raw["data"]["kind"]
+    if kind not in HEADLINE:
+        raise UserError(f"data.kind must be one of {', '.join(HEADLINE)}, got {kind!r}")
+    entry = Entry(path, raw, Recipe.from_dict(raw["recipe"]), _whole(raw["seed"], "seed"), kind)
+    for split in SPLITS:
+        if not math.isfinite(entry.value(split)):
+            raise UserError(f"result.{split} is {entry.value(split)}")
+    _whole(raw["best_epoch"], "best_epoch")
+    if not math.isfinite(entry.seconds):
+        raise UserError(f"seconds is {entry.seconds}")
+    for name in ("reason", "commit", "environment"):
+        raw[name]  # a number whose origin is unknown is no evidence
+    if not raw["curve"] or not all({"epoch", "step", "valid"} <= row.keys() for row in raw["curve"]):
+        raise UserError("curve must be a list of rows that have an epoch, a step and a validation cost")
+    if entry.recipe.seeds != (entry.seed,):
+        raise UserError(f"seed is {entry.seed} but recipe.seeds is {list(entry.recipe.seeds)}")
+    return entry
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"{name} must be a whole number, got {value!r}")
+    return value
+
+
+def groups(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """Entries of one recipe together, seeds in order; the same seed twice is an error."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.identity, []).append(entry)
+    for members in found.values():
+        members.sort(key=lambda e: e.seed)
+        for a, b in itertools.pairwise(members):
+            if a.seed == b.seed:
+                raise UserError(
+                    f"ledger entries {a.path} and {b.path} are the same recipe and seed: remove one"
+                )
+    return found

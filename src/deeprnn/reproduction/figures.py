@@ -1,0 +1,136 @@
+"""Figures from the ledger: learning curves, cells against the paper's, size against result, depth and shortcut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeprnn import paper
+from deeprnn.render.curves import legend, series
+from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
+from deeprnn.report import TITLES
+from deeprnn.reproduction.cells import Row, rows
+from deeprnn.reproduction.entries import Entry
+from deeprnn.reproduction.extras import LABELS, extra_rows, parameters
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAMES = {**paper.LABELS, **LABELS}
+ORDER = ("rnn", "dt", "dts", "dts3", "dts4", "do", "dot", "dots", "srnn", "sdts", "dots-star")
+COLOURS = {model: SERIES[i % len(SERIES)] for i, model in enumerate(paper.LABELS)}
+
+
+def draw_all(entries: Sequence[Entry], folder: str | Path) -> list[Path]:
+    """Write every figure that the ledger has something for."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = rows(entries)
+    pictures: dict[str, bytes] = {}
+    for data in paper.INPUTS:
+        mine = [r for r in table if r.cell.data == data and r.entries]
+        if mine:
+            pictures[f"learning-{data}"] = learning_curves(data, mine)
+    if any(r.entries for r in table):
+        pictures["cells"] = cells_figure(table)
+        pictures["parameters"] = parameters_figure(table)
+    if extra_rows(entries):
+        pictures["depth"] = depth_figure(entries)
+    out = []
+    for name, picture in pictures.items():
+        path = folder / f"{name}.png"
+        path.write_bytes(picture)
+        out.append(path)
+    return out
+
+
+def learning_curves(data: str, mine: Sequence[Row]) -> bytes:
+    """Validation over epochs for each model of a data set: a thin line a seed."""
+    figure = new_figure(8.4, 4.2)
+    axes = figure.add_subplot()
+    dress(axes, f"{TITLES[data]}: validation", paper.METRICS[data])
+    late: list[float] = []
+    for row in mine:
+        for number, entry in enumerate(row.entries):
+            x, y = series(entry.curve, "valid")
+            late += y[max(1, len(y) // 8) :]
+            name = f"{paper.LABELS[row.cell.model]} ({len(row.entries)})"
+            axes.plot(x, y, color=COLOURS[row.cell.model], linewidth=1.1, alpha=0.75,
+                      label=None if number else name)  # fmt: skip
+    if late:
+        margin = 0.08 * (max(late) - min(late)) or 0.1
+        axes.set_ylim(min(late) - margin, max(late) + margin)
+    axes.set_xlabel("epoch", color=SOFT, fontsize=9)
+    legend(axes)
+    return png_bytes(figure)
+
+
+def cells_figure(table: Sequence[Row]) -> bytes:
+    """All cells as a dot plot: our difference from the paper's number in percent, seeds and mean."""
+    figure = new_figure(8.4, 6.6)
+    axes = figure.add_subplot()
+    dress(axes, "Test result against the paper's (left is better)")
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=RULE, linewidth=0.6)
+    axes.axvline(0, color=PAPER_LINE, linewidth=1.4)
+    axes.axvspan(-1, 1, color=PAPER_LINE, alpha=0.08, linewidth=0)
+    for place, row in enumerate(table):
+        if not row.entries:
+            axes.text(0, place, " not run", color=SOFT, fontsize=7.5, va="center")
+            continue
+        colour = COLOURS[row.cell.model]
+        gaps = [100 * (v / row.cell.value - 1) for v in row.values]
+        axes.plot(gaps, [place] * len(gaps), "o", color=colour, alpha=0.35, markersize=4, linewidth=0)
+        axes.plot(sum(gaps) / len(gaps), place, "o", color=colour, markersize=7.5)
+    axes.set_yticks(
+        range(len(table)), [f"{TITLES[r.cell.data]}  {paper.LABELS[r.cell.model]}" for r in table]
+    )
+    axes.set_ylim(len(table) - 0.4, -0.6)
+    axes.set_xlabel("difference from the paper, %", color=SOFT, fontsize=9)
+    return png_bytes(figure)
+
+
+def parameters_figure(table: Sequence[Row]) -> bytes:
+    """Parameters against the test result, a panel for each data set that has runs; hollow: the paper's."""
+    sets = [d for d in paper.INPUTS if any(r.entries for r in table if r.cell.data == d)]
+    figure = new_figure(3.3 * min(3, len(sets)) + 0.6, 3.2 * -(-len(sets) // 3))
+    for place, data in enumerate(sets, 1):
+        axes = figure.add_subplot(-(-len(sets) // 3), min(3, len(sets)), place)
+        dress(axes, TITLES[data], paper.METRICS[data])
+        for row in (r for r in table if r.cell.data == data and r.entries):
+            colour = COLOURS[row.cell.model]
+            size = parameters(row.entries[0])
+            axes.errorbar([size], [sum(row.values) / len(row.values)], yerr=[row.sd or 0.0], fmt="o", color=colour, markersize=6,
+                          label=paper.LABELS[row.cell.model])  # fmt: skip
+            if row.cell.model != "dots-star":  # its size is not published
+                axes.plot([size], [row.cell.value], "o", color=colour, markerfacecolor="none", markersize=6)
+        axes.set_xscale("log")
+        axes.set_xlabel("parameters", color=SOFT, fontsize=9)
+        legend(axes)
+    return png_bytes(figure)
+
+
+def depth_figure(entries: Sequence[Entry]) -> bytes:
+    """Every model of a data set that has extra ones, in order of depth: does depth help, does the shortcut?"""
+    table = {(r.cell.data, r.cell.model): r.entries for r in rows(entries) if r.entries}
+    table |= {(r.data, r.model): r.entries for r in extra_rows(entries)}
+    sets = list(dict.fromkeys(r.data for r in extra_rows(entries)))
+    figure = new_figure(8.4, 3.4 * len(sets))
+    for place, data in enumerate(sets, 1):
+        axes = figure.add_subplot(len(sets), 1, place)
+        dress(axes, f"{TITLES[data]}: depth and shortcut, test", paper.METRICS[data])
+        models = [m for m in ORDER if (data, m) in table]
+        for x, model in enumerate(models):
+            _seeds(axes, x, [e.value() for e in table[data, model]], model)
+        axes.set_xticks(range(len(models)), [NAMES[m].replace("-RNN, ", "\n") for m in models], color=INK)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_xlim(-0.6, len(models) - 0.4)
+    return png_bytes(figure)
+
+
+def _seeds(axes: Axes, x: float, values: Sequence[float], model: str) -> None:
+    colour = SERIES[0] if model in paper.LABELS else SERIES[1]
+    axes.plot([x] * len(values), values, "o", color=colour, alpha=0.35, markersize=4, linewidth=0)
+    average = sum(values) / len(values)
+    axes.plot([x - 0.22, x + 0.22], [average, average], color=colour, linewidth=2.4)
