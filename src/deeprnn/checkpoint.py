@@ -138,7 +138,9 @@ def load_state(folder: Path) -> Checkpoint | None:
             logger.warning("%s; going on from %s", "; ".join(problems), found.path)
         return found
     if problems:
-        raise UserError("no whole checkpoint: " + "; ".join(problems) + ". Start the run again, or restore a copy")
+        raise UserError(
+            "no whole checkpoint: " + "; ".join(problems) + ". Start the run again, or restore a copy"
+        )
     return None
 
 
@@ -196,7 +198,9 @@ def load_best(folder: Path) -> Checkpoint:
         raise UserError(f"{damage}; `deeprnn resume {folder}` writes it again") from None
     packed = path.read_bytes()
     if hashlib.sha256(packed).hexdigest() not in (sidecar["sha256"], sidecar.get("replaces")):
-        raise UserError(f"{path} is truncated or altered (checksum): `deeprnn resume {folder}` writes it again")
+        raise UserError(
+            f"{path} is truncated or altered (checksum): `deeprnn resume {folder}` writes it again"
+        )
     return Checkpoint(safetensors.torch.load(packed), sidecar["meta"], folder / "best.json")
 
 

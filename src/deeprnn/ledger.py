@@ -19,7 +19,10 @@ def entry(run: Run) -> dict[str, Any]:
     """What is kept of a run for good: how it was made, on what, what it reached and how it got there."""
     info = run.info
     if info.get("result") is None:
-        raise UserError(f"{run.path} has no result yet (status {info['status']}): `deeprnn resume {run.path}`")
+        raise UserError(
+            f"{run.path} has no result yet (status {info['status']}): `deeprnn resume {run.path}`"
+        )
+    rows = run.metrics()
     kept = ("name", "label", "parameters", "seed", "metric", "paper", "version", "commit", "environment")
     return {
         "format": FORMAT,
@@ -29,10 +32,10 @@ def entry(run: Run) -> dict[str, Any]:
         "recipe": run.recipe,
         "finished": info["updated"],
         "seconds": info.get("seconds"),
-        "reason": info.get("reason"),
-        "best_epoch": info["result"]["best_epoch"],
-        "result": {k: v for k, v in info["result"].items() if k != "best_epoch"},
-        "curve": thin(run.metrics()),
+        "stopped": info.get("reason"),
+        "epochs": len(rows),
+        "result": info["result"],
+        "curve": thin(rows),
     }
 
 

@@ -46,6 +46,12 @@ class DataPart:
     """whether members of a population see one order of songs or each its own"""
     order_seed: int = 0
     """seed of the shared order, apart from the members' seeds so that a member equals the model alone"""
+    steps_per_beat: int = 0
+    """bach and MIDI files: the grid in time; 0: the loader's own choice"""
+    transpose: bool = False
+    """bach and MIDI files: every song to C major or A minor"""
+    minimum: int = 1
+    """text files: the least count of a symbol that enters the vocabulary"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Run folders: what a training run leaves behind, and how it is read again.
 
-    run = load_run("runs/jsb-dots-1")
-    model = run.model()                 # best parameters, on the CPU; needs no training data and no GPU
+run = load_run("runs/jsb-dots-1")
+model = run.model()                 # best parameters, on the CPU; needs no training data and no GPU
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def population(folder: Path) -> list[Run]:
 
 def best_member(folder: Path) -> Run:
     """The member with the lowest validation metric so far."""
-    scored = [(min((r["valid"] for r in run.metrics()), default=float("inf")), run) for run in population(folder)]
+    scored = [
+        (min((r["valid"] for r in run.metrics()), default=float("inf")), run) for run in population(folder)
+    ]
     return min(scored, key=lambda pair: pair[0])[1]
 
 
@@ -194,7 +196,9 @@ def commit() -> str | None:
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10)
+            done = subprocess.run(
+                ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

@@ -18,10 +18,13 @@ from typing import Any
 
 import torch
 
-from deeprnn import checkpoint, paper, runs
+from deeprnn import __version__, checkpoint, paper, runs
+from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError
+from deeprnn.models import SequenceModel
 from deeprnn.recipe import Recipe, override, to_toml
-from deeprnn.training.loop import Trainer
+from deeprnn.training.evaluate import Data
+from deeprnn.training.loop import Trainer, members_of
 
 METRICS = {"music": "nats/frame", "char": "bpc", "word": "perplexity"}
 
@@ -57,7 +60,7 @@ class Keeper:
 
     def __init__(self, trainer: Trainer, folder: Path, heard: Sequence[int] = ()) -> None:
         self.trainer, self.folder, self.heard = trainer, folder, heard
-        self.homes = homes(trainer, folder)
+        self.homes = homes(trainer.recipe, folder)
         self.lengths = [0] * len(self.homes)
         self.saved_at = time.monotonic()
         self.saved_best = [0] * len(self.homes)
@@ -93,7 +96,9 @@ class Keeper:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise checkpoint.DiskFull(f"cannot write {path} ({error.strerror}); the last checkpoint is intact") from error
+            raise checkpoint.DiskFull(
+                f"cannot write {path} ({error.strerror}); the last checkpoint is intact"
+            ) from error
         self.lengths[member] += len(line)
 
     # ---- saving
@@ -103,7 +108,9 @@ class Keeper:
         t = self.trainer
         for p, m in enumerate(t.schedule.members):
             if m.best_epoch > self.saved_best[p]:
-                checkpoint.save_best(self.homes[p], t.parameters(p), {"epoch": m.best_epoch, "valid_nats": m.best})
+                checkpoint.save_best(
+                    self.homes[p], t.parameters(p), {"epoch": m.best_epoch, "valid_nats": m.best}
+                )
                 self.saved_best[p] = m.best_epoch
         meta = {
             "epoch": t.epoch,
@@ -126,7 +133,9 @@ class Keeper:
             return False
         t, meta = self.trainer, found.meta
         if meta["parameters"] != list(t.layout.names):
-            raise UserError(f"{found.path} belongs to another model than {self.folder / 'recipe.toml'} describes")
+            raise UserError(
+                f"{found.path} belongs to another model than {self.folder / 'recipe.toml'} describes"
+            )
         for name, tensor in {**t.updater.tensors(), "best": t.best}.items():
             tensor.copy_(found.tensors[name])
         t.epoch, t.index = meta["epoch"], meta["index"]
@@ -144,41 +153,49 @@ class Keeper:
                 os.truncate(path, min(length, path.stat().st_size))
 
 
-def homes(trainer: Trainer, folder: Path) -> list[Path]:
+def homes(recipe: Recipe, folder: Path) -> list[Path]:
     """Each member's own folder: the run's, or one below it."""
-    if len(trainer.members) == 1:
-        return [folder]
-    return [folder / member.name for member in trainer.members]
+    members = members_of(recipe)
+    return [folder] if len(members) == 1 else [folder / member.name for member in members]
 
 
-def lay_out(trainer: Trainer, folder: Path, data_path: str | None) -> None:
+def lay_out(recipe: Recipe, data: Data, folder: Path, device: torch.device | str) -> None:
     """Create the folder (and the members') with everything known before the first update."""
-    recipe, data = trainer.recipe, trainer.data
-    side: dict[str, Any] = {}
-    if data.kind == "music":
-        if getattr(data, "grid", None) is not None:
-            side["grid.json"] = data.grid.to_dict()  # type: ignore[union-attr]
-    else:
-        side["vocabulary.json"] = data.vocabulary  # type: ignore[union-attr]
-    if len(trainer.members) > 1:
-        runs.start_population(folder, [m.name for m in trainer.members], to_toml(recipe))
+    members = members_of(recipe)
+    spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
+    if len(members) > 1:
+        runs.start_population(folder, [m.name for m in members], to_toml(recipe))
     shared = {
         "status": "running",
-        "data": {"name": data.name, "kind": data.kind, "path": data_path},
-        "model": trainer.spec.to_dict(),
+        "data": {"name": data.name, "kind": data.kind, "path": own_path(recipe)},
+        "model": spec.to_dict(),
         "label": label(recipe),
-        "parameters": trainer.layout.total,
-        "version": version(),
+        "parameters": sum(p.numel() for p in SequenceModel(spec, "meta", initialise=False).parameters()),
+        "version": __version__,
         "commit": runs.commit(),
-        "environment": runs.environment(str(trainer.device)),
+        "environment": runs.environment(str(device)),
         "paper": paper.result(data.name, recipe.model.kind) if is_paper(recipe) else None,
         "metric": METRICS[data.kind],
         "result": None,
     }
-    for member, home in zip(trainer.members, homes(trainer, folder), strict=True):
+    for member, home in zip(members, homes(recipe, folder), strict=True):
         own = override(recipe, {"seeds": [member.seed], "rates": [], "optimiser.rate": member.rate})
         name = folder.name if home == folder else f"{folder.name}/{member.name}"
-        runs.start_run(home, {"name": name, **shared, "seed": member.seed}, to_toml(own), side)
+        runs.start_run(home, {"name": name, **shared, "seed": member.seed}, to_toml(own), side_files(data))
+
+
+def own_path(recipe: Recipe) -> str | None:
+    """Where a person's own data lies, None for a named set."""
+    from deeprnn.data import names
+
+    return None if recipe.data.name in names() else recipe.data.name
+
+
+def side_files(data: Data) -> dict[str, Any]:
+    """What generation needs of the data: a music's grid, a text's vocabulary."""
+    if isinstance(data, MusicData):
+        return {} if data.grid is None else {"grid.json": data.grid.to_dict()}
+    return {"vocabulary.json": data.vocabulary}
 
 
 def label(recipe: Recipe) -> str:
@@ -198,20 +215,15 @@ def is_paper(recipe: Recipe) -> bool:
     return own == spec
 
 
-def version() -> str:
-    """The package's version."""
-    from deeprnn import __version__
-
-    return __version__
-
-
 def conclude(trainer: Trainer, folder: Path) -> list[dict[str, Any]]:
     """Score the best parameters, close the run folders and write each one's ledger entry."""
     from deeprnn import ledger
 
     results = trainer.results()
-    for p, (home, result) in enumerate(zip(homes(trainer, folder), results, strict=True)):
+    for p, (home, result) in enumerate(zip(homes(trainer.recipe, folder), results, strict=True)):
         reason = trainer.schedule.members[p].finished
-        runs.change_run(home, status="finished", result=result, reason=reason, seconds=round(trainer.seconds, 1))
+        runs.change_run(
+            home, status="finished", result=result, reason=reason, seconds=round(trainer.seconds, 1)
+        )
         checkpoint.write_json(home / "ledger.json", ledger.entry(runs.Run(home)))
     return results

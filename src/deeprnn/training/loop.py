@@ -92,8 +92,12 @@ class Trainer:
 
     def _start(self, pretrained: Sequence[Mapping[str, Tensor]] | None) -> tuple[Tensor, Tensor | None]:
         """First parameters (P, N), and the rate multipliers of what comes from a first stage."""
-        fresh = {m.seed: build(self.spec, self.recipe.init, seed=rng.mix(m.seed, rng.INIT)) for m in self.members}
-        parameters = self.layout.pack([dict(fresh[m.seed].named_parameters()) for m in self.members], self.device)
+        fresh = {
+            m.seed: build(self.spec, self.recipe.init, seed=rng.mix(m.seed, rng.INIT)) for m in self.members
+        }
+        parameters = self.layout.pack(
+            [dict(fresh[m.seed].named_parameters()) for m in self.members], self.device
+        )
         if pretrained is None:
             return parameters, None
         names: tuple[str, ...] = ()
@@ -113,7 +117,9 @@ class Trainer:
         if isinstance(self.data, MusicData):
             seed = part.order_seed if shared else rng.mix(member.seed, rng.ORDER)
             songs = self.data.splits["train"]
-            return music_chunks(songs, chunk=part.chunk, lanes=part.lanes, seed=seed, epoch=epoch, lengths=lengths)
+            return music_chunks(
+                songs, chunk=part.chunk, lanes=part.lanes, seed=seed, epoch=epoch, lengths=lengths
+            )
         return text_chunks(self.data.splits["train"], chunk=part.chunk, lanes=part.lanes, lengths=lengths)
 
     def plans(self, epoch: int) -> list[Plan]:

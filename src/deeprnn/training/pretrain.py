@@ -24,7 +24,9 @@ def first_stage(recipe: Recipe) -> Recipe | None:
         return None
     stage = load_recipe(recipe.pretrain.recipe)
     if stage.pretrain.recipe:
-        raise UserError(f"pretrain.recipe={recipe.pretrain.recipe!r} is itself pretrained: name a plain recipe")
+        raise UserError(
+            f"pretrain.recipe={recipe.pretrain.recipe!r} is itself pretrained: name a plain recipe"
+        )
     return replace(
         stage,
         data=recipe.data,
@@ -41,10 +43,17 @@ def first_stage(recipe: Recipe) -> Recipe | None:
 def core(model: ModelPart) -> ModelPart:
     """The model without its deep output, and of a stack its first level only."""
     if len(model.hidden) == 1 and not model.output_hidden:
-        raise UserError(f"model {model.kind!r} has one level and no deep output: there is nothing to pretrain it from")
+        raise UserError(
+            f"model {model.kind!r} has one level and no deep output: there is nothing to pretrain it from"
+        )
     kind = "dts" if model.intermediate else "rnn"
     return replace(
-        model, kind=kind, hidden=model.hidden[:1], output_hidden=(), output_from="top", input_to_levels="first"
+        model,
+        kind=kind,
+        hidden=model.hidden[:1],
+        output_hidden=(),
+        output_from="top",
+        input_to_levels="first",
     )
 
 

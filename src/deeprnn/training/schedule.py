@@ -45,7 +45,9 @@ class Verdict:
 class Schedule:
     """Rates of P members as tensors on the device, and the members' state on the host."""
 
-    def __init__(self, recipe: Recipe, rates: list[float], updates_per_epoch: int, device: torch.device) -> None:
+    def __init__(
+        self, recipe: Recipe, rates: list[float], updates_per_epoch: int, device: torch.device
+    ) -> None:
         self.part, self.stop = recipe.schedule, recipe.stop
         self.total = max(1, recipe.stop.epochs * updates_per_epoch)
         self.members = [Member(rate) for rate in rates]

@@ -71,7 +71,9 @@ class Updater:
         self.gradient = torch.zeros_like(parameters)
         self.noise = noise.Noise(recipe.regulariser.weight_noise, seeds, self.layout.matrices, device)
         self.noisy = torch.empty_like(parameters) if self.noise.std else parameters
-        self.groups = [slice(0, P)] if device.type == "cuda" and P > 1 else [slice(p, p + 1) for p in range(P)]
+        self.groups = (
+            [slice(0, P)] if device.type == "cuda" and P > 1 else [slice(p, p + 1) for p in range(P)]
+        )
         self.leaves = [self._leaves(rows) for rows in self.groups]
         self.gradient_views = [list(self.layout.views(self.gradient[rows]).values()) for rows in self.groups]
         lanes = recipe.data.lanes
@@ -112,7 +114,10 @@ class Updater:
         count = batch.mask.sum((-2, -1)).clamp(min=1)
         grads = torch.autograd.grad((nats / count).sum(), list(leaves.values()))
         with torch.no_grad():
-            torch._foreach_copy_(self.gradient_views[number], [g.view_as(v) for g, v in zip(grads, self.gradient_views[number], strict=True)])
+            torch._foreach_copy_(
+                self.gradient_views[number],
+                [g.view_as(v) for g, v in zip(grads, self.gradient_views[number], strict=True)],
+            )
             norm = torch.linalg.vector_norm(gradient, dim=1)
             good = torch.isfinite(norm) & torch.isfinite(nats.detach())
             scale = clip_scale(norm, self.recipe.optimiser.clip)
@@ -122,13 +127,17 @@ class Updater:
                 carried[rows] = torch.where(good[:, None, None], h.detach(), 0.0)
             self._account(rows, nats.detach(), count, norm, scale, good)
 
-    def _forward(self, leaves: dict[str, Tensor], batch: Batch, state: State, masks: Any) -> tuple[Tensor, State]:
+    def _forward(
+        self, leaves: dict[str, Tensor], batch: Batch, state: State, masks: Any
+    ) -> tuple[Tensor, State]:
         """Nats (p,) and states (p, B, H) of a group: one member plainly, several under vmap."""
         bf16 = self.recipe.optimiser.precision == "bf16"
         named = {f"model.{name}": leaf for name, leaf in leaves.items()}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
             if len(state[0]) > 1:
-                return vmap(self._call, in_dims=(0, self._batch_dims(batch), 0, 0))(named, batch, state, masks)
+                return vmap(self._call, in_dims=(0, self._batch_dims(batch), 0, 0))(
+                    named, batch, state, masks
+                )
             one = None if masks is None else {k: m[0] for k, m in masks.items()}
             nats, state = self._call(named, batch, tuple(h[0] for h in state), one)
         return nats[None], tuple(h[None] for h in state)
@@ -139,7 +148,9 @@ class Updater:
     def _call(self, named: dict[str, Tensor], batch: Batch, state: State, masks: Any) -> tuple[Tensor, State]:
         return functional_call(self.scored, named, (Batch(*batch), state, masks))
 
-    def _account(self, rows: slice, nats: Tensor, count: Tensor, norm: Tensor, scale: Tensor, good: Tensor) -> None:
+    def _account(
+        self, rows: slice, nats: Tensor, count: Tensor, norm: Tensor, scale: Tensor, good: Tensor
+    ) -> None:
         """Sums for the epoch's line, and the first update that was not finite."""
         for name, value in (
             ("nats", nats),
@@ -156,7 +167,11 @@ class Updater:
     def _average(self, average: Tensor) -> None:
         part = self.recipe.optimiser
         self.averaged += 1
-        weight = (1 / self.averaged) if part.average == "tail" else (1 / self.averaged).clamp(min=1 - part.average_decay)
+        weight = (
+            (1 / self.averaged)
+            if part.average == "tail"
+            else (1 / self.averaged).clamp(min=1 - part.average_decay)
+        )
         average.lerp_(self.parameters, weight.to(average.dtype))
 
     # ---- what the loop does once an epoch

@@ -1,0 +1,153 @@
+"""A run from beginning to end, or from where it was cut off: both stages, one lock, one way to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deeprnn import checkpoint, runs
+from deeprnn import data as data_sets
+from deeprnn.data.music import Grid
+from deeprnn.errors import UserError
+from deeprnn.recipe import DataPart, Recipe, load_recipe
+from deeprnn.training import keeping
+from deeprnn.training.evaluate import Data
+from deeprnn.training.loop import NonFinite, Trainer, Watcher, members_of
+from deeprnn.training.pretrain import first_stage
+
+logger = logging.getLogger("deeprnn")
+
+Watch = Callable[[Trainer, Path], Sequence[Watcher]]
+"""makes the watchers of a stage: live view, TensorBoard"""
+
+
+def load_data(part: DataPart) -> Data:
+    """The data that a recipe names."""
+    options: dict[str, Any] = {}
+    own = part.name not in data_sets.names()
+    if own or part.name == "bach":
+        if part.steps_per_beat:
+            options["grid"] = Grid(steps_per_beat=part.steps_per_beat)
+        if part.transpose:
+            options["transpose"] = True
+    if own and part.level in ("char", "word"):
+        options["kind"] = part.level
+    if own and part.minimum > 1:
+        options["minimum"] = part.minimum
+    data = data_sets.load(part.name, **options)
+    for split in ("train", "valid"):
+        if split not in data.splits or not len(data.splits[split]):
+            raise UserError(f"{part.name}: the {split} part is empty, but training needs one")
+    return data
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(
+            "--device cuda: torch sees no GPU here. Use --device cpu, or `deeprnn doctor` to see why"
+        )
+    return torch.device(name)
+
+
+def run_recipe(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data: Data | None = None,
+    device: torch.device | str = "cpu",
+    watch: Watch = lambda trainer, folder: (),
+) -> list[dict[str, Any]]:
+    """Train a recipe in a folder, taking up whatever stands there already; the members' results.
+
+    Raises `keeping.Interrupted` after a signal, when the state has been saved.
+    """
+    folder = Path(folder)
+    with checkpoint.lock(folder), keeping.listening() as heard:
+        data = data or load_data(recipe.data)
+        if not _laid_out(recipe, folder):
+            keeping.lay_out(recipe, data, folder, device)
+        return _stages(recipe, folder, data, torch.device(device), watch, heard)
+
+
+def resume(folder: Path, **settings: Any) -> list[dict[str, Any]]:
+    """Go on with the run in a folder, from its own recipe."""
+    return run_recipe(recipe_of(folder), folder, **settings)
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """The recipe of a run folder, or of a population's."""
+    if folder.parent.joinpath("population.json").exists():
+        raise UserError(f"{folder} is a member of a population, which trains as one: resume {folder.parent}")
+    if not (folder / "recipe.toml").exists():
+        raise UserError(
+            f"{folder} holds no recipe.toml: it is not a run folder. `deeprnn runs` lists the runs"
+        )
+    return load_recipe(folder / "recipe.toml")
+
+
+def _laid_out(recipe: Recipe, folder: Path) -> bool:
+    return all((home / "run.json").exists() for home in keeping.homes(recipe, folder))
+
+
+def _stages(
+    recipe: Recipe, folder: Path, data: Data, device: torch.device, watch: Watch, heard: Sequence[int]
+) -> list[dict[str, Any]]:
+    """The first stage where there is one, then the run itself."""
+    places = keeping.homes(recipe, folder)
+    done = [runs.Run(home).info["result"] for home in places]
+    if all(result is not None for result in done):
+        return done
+    try:
+        for home in places:
+            runs.change_run(home, status="running")
+        pretrained = _first_stage(recipe, folder, data, device, watch, heard)
+        trainer = Trainer(recipe, data, device=device, pretrained=pretrained)
+        keeper = keeping.Keeper(trainer, folder, heard)
+        keeper.restore()
+        trainer.train([keeper, *watch(trainer, folder)])
+        return keeping.conclude(trainer, folder)
+    except (keeping.Interrupted, KeyboardInterrupt):
+        _mark(places, "stopped")
+        raise
+    except (NonFinite, checkpoint.DiskFull):
+        _mark(places, "failed")
+        raise
+
+
+def _mark(places: Sequence[Path], status: str) -> None:
+    with contextlib.suppress(checkpoint.DiskFull):  # the error that matters is already on its way
+        for home in places:
+            runs.change_run(home, status=status)
+
+
+def _first_stage(
+    recipe: Recipe, folder: Path, data: Data, device: torch.device, watch: Watch, heard: Sequence[int]
+) -> list[Mapping[str, Tensor]] | None:
+    """The parameters each member starts from: trained now, taken up, or those of a finished run."""
+    if recipe.pretrain.run:
+        source = Path(recipe.pretrain.run)
+        found = runs.population(source) if (source / "population.json").exists() else [runs.load_run(source)]
+        members = members_of(recipe)
+        found = found * len(members) if len(found) == 1 else found
+        if len(found) != len(members):
+            raise UserError(
+                f"{source} has {len(found)} members but this run has {len(members)}: give one or as many"
+            )
+        return [checkpoint.load_best(run.path).tensors for run in found]
+    stage = first_stage(recipe)
+    if stage is None:
+        return None
+    below = folder / "pretrain"
+    if not _laid_out(stage, below):
+        keeping.lay_out(stage, data, below, device)
+    _stages(stage, below, data, device, watch, heard)
+    return [checkpoint.load_best(home).tensors for home in keeping.homes(stage, below)]
