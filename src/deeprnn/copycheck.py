@@ -1,0 +1,144 @@
+"""Copy check: the longest passage a sample shares with the training data.
+
+Windows are compared by hash. With random 64-bit values v for the symbols and an odd base B, the prefix
+sums G_i = Σ_{j<i} v_j·B^j (modulo 2^64) give every window's hash as (G_{i+L} − G_i)·B^{-i}: whole-array
+arithmetic, no loop over the data. A shared passage of length L holds shared passages of every shorter
+length, so that each step of the search looks only where the step before it found something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+INVERSE = pow(BASE, -1, 1 << 64)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage that stands both in a sample and in the training data."""
+
+    length: int  # frames or symbols; 0: nothing is shared
+    at: int  # where it begins in the sample
+    piece: int  # which training piece holds it; 0 for a text
+    position: int  # where it begins in that piece
+    name: str = ""  # the piece's name, where it has one
+
+
+class Corpus:
+    """Training data prepared for many queries: pieces of frames (T, K), or one stream of symbols."""
+
+    def __init__(self, pieces: Sequence[np.ndarray], names: Sequence[str] = ()) -> None:
+        self.pieces = pieces
+        self.names = list(names)
+        lengths = np.array([len(piece) for piece in pieces], np.int64)
+        # One value that no sample can hold stands after every piece, so that no window spans two.
+        self.starts = np.cumsum(lengths + 1) - (lengths + 1)
+        self._values = np.zeros(int((lengths + 1).sum()), np.uint64)
+        fence = _random(1, seed=2)[0]
+        for start, piece in zip(self.starts, pieces, strict=True):
+            self._values[start : start + len(piece)] = values(piece)
+            self._values[start + len(piece)] = fence
+        self._prefix, self._unshift = _prefix(self._values)
+
+    def longest(self, sample: np.ndarray) -> Passage:
+        """The longest passage of `sample` that stands in the corpus; of several, the first in the sample."""
+        sample = np.asarray(sample)
+        if not len(sample) or not len(self._values):
+            return Passage(0, 0, 0, 0)
+        prefix, unshift = _prefix(values(sample))
+        best: tuple[int, np.ndarray, np.ndarray] | None = None
+        low, high = 0, min(len(sample), len(self._values)) + 1  # found at low, not at high
+        mine, theirs = np.arange(len(sample)), np.arange(len(self._values))
+        guess = min(12, high - 1)
+        while high - low > 1:
+            found = self._shared(guess, prefix, unshift, mine, theirs)
+            if len(found[0]):
+                low, (mine, theirs) = guess, found
+                best = (guess, *found)
+                guess = min(2 * low, (low + high) // 2) if high - low > 1 else low
+            else:
+                high = guess
+                guess = (low + high) // 2
+        if best is None:
+            return Passage(0, 0, 0, 0)
+        return self._place(sample, *best)
+
+    def _shared(
+        self, length: int, prefix: np.ndarray, unshift: np.ndarray, mine: np.ndarray, theirs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Of the candidate starts, those whose windows of `length` occur on both sides."""
+        mine = mine[mine + length < len(prefix)]
+        theirs = theirs[theirs + length < len(self._prefix)]
+        hashes = _windows(prefix, unshift, mine, length)
+        known = np.unique(hashes)
+        keep = []
+        for block in np.array_split(theirs, max(1, len(theirs) >> 18)):  # blocks that fit the cache
+            h = _windows(self._prefix, self._unshift, block, length)
+            slot = np.minimum(np.searchsorted(known, h), max(0, len(known) - 1))
+            keep.append(block[known[slot] == h] if len(known) else block[:0])
+        theirs = np.concatenate(keep)
+        return mine[np.isin(hashes, _windows(self._prefix, self._unshift, theirs, length))], theirs
+
+    def _place(self, sample: np.ndarray, length: int, mine: np.ndarray, theirs: np.ndarray) -> Passage:
+        """Turn starts into a passage, seen to be equal symbol by symbol."""
+        at = int(mine[0])
+        for start in theirs.tolist():
+            piece = int(np.searchsorted(self.starts, start, side="right")) - 1
+            position = start - int(self.starts[piece])
+            passage = self.pieces[piece][position : position + length]
+            if np.array_equal(passage, sample[at : at + length]):
+                name = self.names[piece] if piece < len(self.names) else ""
+                return Passage(length, at, piece, position, name)
+        return self.longest(sample[:at])  # two hashes in 2^64 agreed by chance
+
+
+def values(sequence: np.ndarray) -> np.ndarray:
+    """A 64-bit value for every frame (T, K) or symbol (T,): equal for equal ones, else different but for chance."""
+    sequence = np.asarray(sequence)
+    if sequence.ndim == 2:
+        weights = _random(sequence.shape[1], seed=1)
+        return ((sequence != 0).astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64) + np.uint64(1)
+    top = int(sequence.max(initial=0)) + 1
+    return _random(top, seed=1)[sequence]
+
+
+def longest_shared(sample: np.ndarray, pieces: Sequence[np.ndarray], names: Sequence[str] = ()) -> Passage:
+    """The longest passage of one sample that stands in the training pieces."""
+    return Corpus(pieces, names).longest(sample)
+
+
+def describe(passage: Passage, total: int, unit: str, typical: int | None = None) -> str:
+    """One line for a person: what is shared, where, and how that compares with unseen pieces."""
+    if not passage.length:
+        return "copy check: nothing is shared with the training data"
+    where = f" in {passage.name}" if passage.name else ""
+    share = 100 * passage.length / max(1, total)
+    line = (
+        f"copy check: the longest passage shared with the training data is {passage.length} of {total} {unit} "
+        f"({share:.0f} %), from {passage.at + 1}, found{where} at {passage.position + 1}"
+    )
+    return line + (f"; unseen test pieces share {typical}" if typical is not None else "")
+
+
+def _random(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1 << 64, count, np.uint64, endpoint=False)
+
+
+def _prefix(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """G of n + 1 sums, and B^{-i} that shifts a window back to the beginning."""
+    n = len(v)
+    powers = np.full(n, BASE, np.uint64)
+    unshift = np.full(n, INVERSE, np.uint64)
+    powers[:1] = unshift[:1] = 1
+    powers, unshift = np.cumprod(powers, dtype=np.uint64), np.cumprod(unshift, dtype=np.uint64)
+    prefix = np.zeros(n + 1, np.uint64)
+    np.cumsum(v * powers, out=prefix[1:], dtype=np.uint64)
+    return prefix, unshift
+
+
+def _windows(prefix: np.ndarray, unshift: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    return (prefix[starts + length] - prefix[starts]) * unshift[starts]
