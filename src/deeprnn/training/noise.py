@@ -27,8 +27,7 @@ class Noise:
 
     def __init__(self, std: float, seeds: Sequence[int], matrices: int, device: torch.device) -> None:
         self.std, self.matrices = std, matrices
-        # The triple's first two parts are mixed here; what remains fits an int64 on the device.
-        self.seeds = torch.tensor([s for s in seeds], dtype=torch.int64, device=device)
+        self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self.members = [int(s) for s in seeds]
         self.generator = torch.Generator()
         self.draw = torch.empty(matrices if std and device.type == "cpu" else 0)

@@ -114,14 +114,14 @@ class Updater:
         count = batch.mask.sum((-2, -1)).clamp(min=1)
         grads = torch.autograd.grad((nats / count).sum(), list(leaves.values()))
         with torch.no_grad():
-            torch._foreach_copy_(
-                self.gradient_views[number],
-                [g.view_as(v) for g, v in zip(grads, self.gradient_views[number], strict=True)],
-            )
+            for view, g in zip(self.gradient_views[number], grads, strict=True):
+                view.copy_(g.view_as(view))
             norm = torch.linalg.vector_norm(gradient, dim=1)
             good = torch.isfinite(norm) & torch.isfinite(nats.detach())
             scale = clip_scale(norm, self.recipe.optimiser.clip)
-            gradient.mul_(scale[:, None]).masked_fill_(~good[:, None], 0.0)
+            gradient.mul_(scale[:, None])
+            if self.device.type != "cpu" or not bool(good.all()):  # on the CPU asking is cheaper than filling
+                gradient.masked_fill_(~good[:, None], 0.0)
             self.optimiser.step(rows, parameters, gradient, rate, self.tau)
             for carried, h in zip(self.state, state, strict=True):
                 carried[rows] = torch.where(good[:, None, None], h.detach(), 0.0)
