@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from deeprnn import equations, units
-from deeprnn.backends import REGISTRY, TransitionSpec, reference, unroll
-from deeprnn.specs import PlusSpec
+from deeprnn.arguments import as_sizes, check_settings, name_unit
+from deeprnn.backends import TransitionSpec, reference, unroll
+from deeprnn.specs import PlusSpec, positive
 from deeprnn.units import Unit
 
 Hidden = Tensor | None
@@ -51,10 +52,13 @@ class DeepRNN(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        inner = (intermediate_sizes,) if isinstance(intermediate_sizes, int) else tuple(intermediate_sizes)
         check_settings(num_layers, bias, batch_first, dropout, bidirectional, backend)
-        phi = units.named(nonlinearity)
-        phi_inner = phi if intermediate_nonlinearity is None else units.named(intermediate_nonlinearity)
+        for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
+            positive("DeepRNN", **{name: size})
+        inner = as_sizes(intermediate_sizes)
+        phi = name_unit("nonlinearity", nonlinearity)
+        inner_unit = nonlinearity if intermediate_nonlinearity is None else intermediate_nonlinearity
+        phi_inner = name_unit("intermediate_nonlinearity", inner_unit)
         self.level_specs = tuple(
             PlusSpec(
                 input_size=input_size if k == 0 else hidden_size * (2 if bidirectional else 1),
@@ -109,6 +113,9 @@ class DeepRNN(nn.Module):
         for weight in self.parameters():
             nn.init.uniform_(weight, -bound, bound)
 
+    def flatten_parameters(self) -> None:
+        """Nothing to do: parameters are never flattened here. For code written with `nn.RNN` in mind."""
+
     def _get(self, name: str, suffix: str, l: int) -> Tensor | None:
         return getattr(self, f"{name}{suffix}" + (f"_d{l + 1}" if l else ""), None)
 
@@ -147,7 +154,7 @@ class DeepRNN(nn.Module):
 
         input is (T, B, I), (B, T, I) with batch_first, (T, I) unbatched, or a PackedSequence; h0 and
         h_n are (levels x directions, B, H). The third result has, for every level and direction, the
-        sequence of each transition layer (T, B, M_l), the last being the state.
+        sequence of each transition layer, the last being the state; all are laid out as output is.
         """
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, h0, return_all_states)
@@ -158,11 +165,14 @@ class DeepRNN(nn.Module):
             x = x.transpose(0, 1)
         h0 = self._initial(h0, x, batched)
         output, h_n, states = self._levels(x, h0, None)
-        if not batched:
-            output, h_n = output.squeeze(1), h_n.squeeze(1)
-        elif self.batch_first:
-            output = output.transpose(0, 1)
-        return (output, h_n, states) if return_all_states else (output, h_n)
+
+        def arrange(y: Tensor) -> Tensor:
+            return y.squeeze(1) if not batched else y.transpose(0, 1) if self.batch_first else y
+
+        output, h_n = arrange(output), h_n if batched else h_n.squeeze(1)
+        if not return_all_states:
+            return output, h_n
+        return output, h_n, [[arrange(z) for z in level] for level in states]
 
     def _forward_packed(self, packed: PackedSequence, h0: Hidden, return_all_states: bool):
         data, batch_sizes, order, back = packed
@@ -212,16 +222,20 @@ class DeepRNN(nn.Module):
             raise RuntimeError(
                 "step: a bidirectional layer needs the whole sequence; use bidirectional=False"
             )
-        if x.dim() != 2 or x.shape[-1] != self.input_size:
-            raise RuntimeError(f"step: x must be (B, {self.input_size}), got {tuple(x.shape)}")
+        if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[-1] != self.input_size:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise RuntimeError(f"step: x must be (B, {self.input_size}), got {got}")
+        self._check_type(x)
         h = self._initial(h, x.unsqueeze(0), True)
         new = []
         for k, spec in enumerate(self.level_specs):
             U, W, S, b = self._level_weights(spec, f"_l{k}")
-            A = self._project(x, spec, U, b).split(list(spec.widths), -1)
+            A = self._project(x, spec, U, b)
             phis = [units.resolve(u) for u in spec.unit_specs]
             St = [None if s is None else s.mT for s in S]
-            x = equations.transition_mlp(A, h[k], [w.mT for w in W], St, phis)[-1]
+            with torch.autocast(A.device.type, enabled=False):  # the state keeps its type, as in a sequence
+                parts = A.to(W[0].dtype).split(list(spec.widths), -1)
+                x = equations.transition_mlp(parts, h[k], [w.mT for w in W], St, phis)[-1]
             new.append(x)
         return x, torch.stack(new)
 
@@ -232,6 +246,8 @@ class DeepRNN(nn.Module):
         weight = next(self.parameters())
         if h0 is None:
             return torch.zeros(want, dtype=weight.dtype, device=x.device)
+        if not isinstance(h0, Tensor):
+            raise TypeError(f"DeepRNN: h0 must be a Tensor or None, got {type(h0).__name__}")
         if h0.dim() != (3 if batched else 2):
             kind = (
                 "batched 3-D input, h0 should also be 3-D"
@@ -244,9 +260,9 @@ class DeepRNN(nn.Module):
             raise RuntimeError(f"Expected hidden size {want}, got {tuple(h0.shape)}")
         if h0.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(
-                f"h0 has dtype {h0.dtype} but the parameters have {weight.dtype}: use h0.to(...)"
+                f"h0 has dtype {h0.dtype} but the parameters have {weight.dtype}: use h0.to({weight.dtype})"
             )
-        return h0
+        return h0.to(weight.dtype)
 
     def _check_input(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
@@ -259,6 +275,9 @@ class DeepRNN(nn.Module):
             )
         if x.shape[1 if self.batch_first and x.dim() == 3 else 0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in DeepRNN")
+        self._check_type(x)
+
+    def _check_type(self, x: Tensor) -> None:
         weight = next(self.parameters())
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(
@@ -276,23 +295,6 @@ class DeepRNN(nn.Module):
             if (value := getattr(self, name)) != default:
                 text += f", {name}={value!r}"
         return text
-
-
-def check_settings(
-    num_layers: int, bias: bool, batch_first: bool, dropout: float, bidirectional: bool, backend: str
-) -> None:
-    """Refuse settings that `PlusSpec` does not see, naming the argument, the value and the remedy."""
-    if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
-        raise ValueError(f"num_layers must be a whole number of at least 1, got {num_layers!r}")
-    for name, value in (("bias", bias), ("batch_first", batch_first), ("bidirectional", bidirectional)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
-    number = isinstance(dropout, (int, float)) and not isinstance(dropout, bool)
-    if not number or not 0 <= dropout <= 1:
-        raise ValueError(f"dropout should be a number in range [0, 1] representing the probability of an element "
-                         f"being zeroed, got {dropout!r}")  # fmt: skip
-    if backend != "auto" and backend not in REGISTRY:
-        raise ValueError(f"backend must be one of auto, {', '.join(REGISTRY)}, got {backend!r}")
 
 
 def reverse(x: Tensor, lengths: Tensor | None) -> Tensor:
