@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class DataCheck:
     """Show which data sets are found, with counts per split, and verify their sha256.
 
+    Density is the number of notes that sound in a frame, on average.
+
     Sets are looked for in $DEEPRNN_DATA, then in the cache folder ($DEEPRNN_CACHE, or deeprnn/ in the
     user's cache folder). Without names, all sets are checked.
     """
@@ -203,8 +205,8 @@ class DataImport:
 
 def _show_check(entries: list[dict[str, Any]]) -> None:
     table = need("rich.table", extra="cli").Table(box=None, pad_edge=False)
-    for heading in ("set", "split", "sequences", "frames or tokens", "notes/frame", "size", "sha256"):
-        numeric = heading in ("sequences", "frames or tokens", "notes/frame")
+    for heading in ("set", "split", "songs", "frames/tokens", "density", "size", "sha256"):
+        numeric = heading in ("songs", "frames/tokens", "density")
         table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
     notes = []
     for entry in entries:
@@ -227,7 +229,7 @@ def _check_rows(entry: dict[str, Any]) -> list[tuple[str, ...]]:
         return [(entry["name"], "not found")]
     if "error" in entry:
         return [(entry["name"], "unreadable", "", "", "", "", _verified(entry))]
-    size = f"{entry['pitches']} pitches" if "pitches" in entry else f"{entry['vocabulary']:,} symbols"
+    size = f"{entry['pitches']} pitches" if "pitches" in entry else f"{entry['vocabulary']:,} types"
     rows = []
     for split, count in (entry.get("frames") or entry["tokens"]).items():
         songs = f"{entry['sequences'][split]:,}" if "sequences" in entry else ""
@@ -238,7 +240,7 @@ def _check_rows(entry: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _verified(entry: dict[str, Any]) -> str:
-    return {True: "verified", False: "DIFFERS", None: "from music21"}[entry.get("verified")]
+    return {True: "verified", False: "DIFFERS", None: "packaged"}[entry.get("verified")]
 
 
 def _slashed(counts: dict[str, int]) -> str:

@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import zipfile
 from collections.abc import Callable, Iterable
-from fractions import Fraction
 from pathlib import Path
 from typing import TypeAlias
 from xml.etree import ElementTree
@@ -72,9 +71,7 @@ def parse_chorales(
         parts = read_score(path)
         if len(parts) != 4:  # with instruments, or not a chorale
             continue
-        first = parts[0][0][2]
-        music = tuple((a, b, pitch - first) for part in parts for a, b, pitch in part)
-        if music in seen:  # the same chorale, perhaps in another key, under a second number
+        if (music := _signature(parts)) in seen:  # the same chorale, perhaps in another key, once more
             continue
         seen.add(music)
         roll, lost = render_parts(parts, grid, path.stem)
@@ -87,7 +84,9 @@ def parse_chorales(
     return titles, rolls, losses
 
 
-Note: TypeAlias = tuple[Fraction, Fraction, int]  # onset and end in beats, MIDI number
+TICKS = 10_080  # per beat: divides into every note value of the corpus
+
+Note: TypeAlias = tuple[int, int, int]  # onset and end in ticks, MIDI number
 
 
 def read_score(path: Path) -> list[list[Note]]:
@@ -103,11 +102,11 @@ def read_score(path: Path) -> list[list[Note]]:
 
 def _notes_of(part: ElementTree.Element) -> list[Note]:
     notes: list[Note] = []
-    now, divisions, onset = Fraction(0), 1, Fraction(0)
+    now, divisions, onset = 0, 1, 0
     for element in (e for measure in part.findall("measure") for e in measure):
         if element.tag == "attributes":
             divisions = int(element.findtext("divisions") or divisions)
-        length = Fraction(element.findtext("duration") or 0) / divisions
+        length = round(int(element.findtext("duration") or 0) * TICKS / divisions)
         if element.tag == "forward":
             now += length
         elif element.tag == "backup":
@@ -128,12 +127,15 @@ def _midi_number(pitch: ElementTree.Element) -> int:
 
 def render_parts(parts: list[list[Note]], grid: Grid, what: str) -> tuple[np.ndarray, Losses]:
     """All parts of a score on one roll."""
-    per_beat = 10_080  # divides into every note value of the corpus
-    notes = [note for part in parts for note in part]
-    ticks = np.array([[int(a * per_beat), int(b * per_beat), p] for a, b, p in notes], np.int64).reshape(
-        -1, 3
-    )
-    return render(ticks[:, 0], ticks[:, 1], ticks[:, 2], grid, what, per_beat)
+    notes = np.array([note for part in parts for note in part], np.int64).reshape(-1, 3)
+    return render(notes[:, 0], notes[:, 1], notes[:, 2], grid, what, TICKS)
+
+
+def _signature(parts: list[list[Note]]) -> bytes:
+    """What sounds when, apart from the key: the same whatever grid is asked for."""
+    roll, _ = render_parts(parts, Grid(), "a chorale")
+    used = np.flatnonzero(roll.any(0))
+    return roll[:, used[0] : used[-1] + 1].tobytes()
 
 
 def split_of(title: str) -> str:

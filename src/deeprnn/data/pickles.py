@@ -17,8 +17,12 @@ import numpy as np
 from deeprnn.data.limits import read_bytes
 from deeprnn.errors import UserError
 
-_SCALAR = {("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar")}
-_DTYPE = ("numpy", "dtype")
+_ACCEPTED = {
+    ("numpy.core.multiarray", "scalar"): "scalar",
+    ("numpy._core.multiarray", "scalar"): "scalar",
+    ("numpy", "dtype"): "dtype",
+    ("_codecs", "encode"): "encode",  # how protocol 2 writes a scalar's bytes
+}
 _KINDS = {f"{kind}{size}" for kind, sizes in (("i", "1248"), ("u", "1248"), ("f", "248")) for size in sizes}
 
 
@@ -27,15 +31,15 @@ class _Refused(Exception):
 
 
 class _Global:
-    """The name of something a pickle would import; only numpy's scalar and dtype are ever accepted."""
+    """The name of something a pickle would import: a label for what `reduce` does itself, never the thing."""
 
     def __init__(self, module: str, name: str) -> None:
-        if (module, name) not in _SCALAR and (module, name) != _DTYPE:
+        if (module, name) not in _ACCEPTED:
             raise _Refused(
                 f"it would import {module}.{name}; only numbers, text, tuples, lists, dicts and numpy scalars "
                 "are read, and nothing of it was run"
             )
-        self.is_dtype = (module, name) == _DTYPE
+        self.means = _ACCEPTED[module, name]
 
 
 class _Dtype:
@@ -111,8 +115,10 @@ class _Machine:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, _Global) or not isinstance(arguments, tuple) or not arguments:
             raise _Refused("it calls something other than numpy's scalar")
-        if function.is_dtype:
+        if function.means == "dtype":
             return _Dtype(arguments[0])
+        if function.means == "encode":
+            return _text(arguments[0]).encode("latin-1")
         if not isinstance(arguments[0], _Dtype) or len(arguments) != 2:
             raise _Refused("a numpy scalar is malformed")
         return arguments[0].value(arguments[1])
@@ -158,11 +164,10 @@ def _pair(machine: _Machine) -> list[Any]:
     return [key, value]
 
 
-_VALUES = frozenset(
-    ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT")
-    + ("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
-    + ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
-)
+_NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT")
+_STRINGS = ("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
+_UNICODE = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
+_VALUES = frozenset((*_NUMBERS, *_STRINGS, *_UNICODE))
 _CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,

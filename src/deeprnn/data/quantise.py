@@ -59,10 +59,10 @@ def render(
     total = int(stop.max()) if len(stop) else 0
     check_frames(total, what)
     losses.merged, losses.joined = _collisions(start, stop, pitch)
-    change = np.zeros((total + 1, grid.size), np.int32)
-    np.add.at(change, (start, pitch - grid.low), 1)
-    np.add.at(change, (stop, pitch - grid.low), -1)
-    return (np.cumsum(change, 0)[:-1] > 0).astype(np.uint8), losses
+    roll = np.zeros((grid.size, total), np.uint8)  # by pitch first, so that a note is one stretch of memory
+    for p, a, b in zip((pitch - grid.low).tolist(), start.tolist(), stop.tolist(), strict=True):
+        roll[p, a:b] = 1
+    return np.ascontiguousarray(roll.T), losses
 
 
 def _nearest(numerator: np.ndarray, denominator: int) -> np.ndarray:
