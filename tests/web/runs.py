@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from deeprnn.anatomy import dissect, label
+from deeprnn.checkpoint import save_best
 from deeprnn.data import Grid
 from deeprnn.models import SequenceModel, dots_rnn, dts_rnn, rnn
 
@@ -62,8 +63,6 @@ def write_run(
     test: float = 8.31,
 ) -> Path:
     """One run folder as training leaves it."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True)
     model, vocabulary = model_of(kind, deep, seed)
     rows = curve(epochs)
@@ -85,5 +84,5 @@ def write_run(
     else:
         (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
     if weights:
-        save_file(model.state_dict(), folder / "best.safetensors")
+        save_best(folder, model.state_dict(), {"epoch": epochs})
     return folder

@@ -198,7 +198,7 @@ def parse_row(text: bytes) -> dict[str, Any] | None:
 
 
 def _walk(folder: Path, limits: Limits) -> Iterator[Path]:
-    """Folders that hold a run.json, without following links; a run holds no other runs."""
+    """Folders that hold a run.json, without following links; a run may hold others (its first stages)."""
     waiting, seen = [(folder, 0)], 0
     while waiting and seen < limits.folders:
         here, depth = waiting.pop()
@@ -210,7 +210,7 @@ def _walk(folder: Path, limits: Limits) -> Iterator[Path]:
             continue
         if any(item.name == "run.json" and item.is_file(follow_symlinks=False) for item in inside):
             yield here
-        elif depth < limits.depth:
+        if depth < limits.depth:
             below = [
                 item
                 for item in inside

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from deeprnn.generate import stream_music
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Fields, Refusal
 from deeprnn.web.shelf import Loaded
@@ -24,7 +26,7 @@ def grid_of(loaded: Loaded) -> Grid:
     """The run's grid, or the benchmark sets' usual one."""
     from deeprnn.data import Grid
 
-    return loaded.run.grid or Grid(steps_per_beat=1)
+    return loaded.grid or Grid(steps_per_beat=1)
 
 
 def to_roll(frames: list[list[int]], keys: int) -> np.ndarray:
@@ -80,51 +82,30 @@ def predict(loaded: Loaded, fields: Fields, limits: Limits) -> dict[str, Any]:
 
 
 def continuation(loaded: Loaded, fields: Fields, limits: Limits) -> Iterator[dict[str, Any]]:
-    """Frames sampled one by one after a roll, in chunks with the probabilities they were drawn from."""
+    """Frames sampled one by one after a roll, in chunks with the probabilities they were drawn from.
+
+    The same seed gives the same music as `deeprnn generate`.
+    """
     frames = fields.frames(loaded.keys, limits.frames)
     length = fields.whole("length", 1, limits.new_frames, 64)
     if len(frames) + length > limits.frames:
         raise Refusal(422, f"{len(frames)} frames and {length} more exceed the roll's {limits.frames:,}")
-    temperature = fields.number("temperature", 0.05, 4.0, 1.0)
-    most = fields.whole("most", 1, 128, 128)
-    generator = torch.Generator().manual_seed(fields.whole("seed", 0, 2**53, 0))
-    return _sampled(loaded, to_roll(frames, loaded.keys), length, temperature, most, generator)
+    steps = stream_music(
+        loaded.model,
+        length=length,
+        seed=fields.whole("seed", 0, 2**53, 0),
+        temperature=fields.number("temperature", 0.0, 4.0, 1.0),
+        primer=to_roll(frames, loaded.keys),
+        max_notes=fields.whole("max_notes", 1, 128, 128),
+    )
+    return _chunks(steps)
 
 
-def _sampled(
-    loaded: Loaded, roll: np.ndarray, length: int, temperature: float, most: int, generator: torch.Generator
-) -> Iterator[dict[str, Any]]:
-    x = np.concatenate([np.zeros((1, loaded.keys), np.uint8), roll])
-    logits, state = _read(loaded, torch.from_numpy(x))
-    for first in range(0, length, CHUNK):
-        drawn, seen = [], []
-        # Not across a yield: the mode belongs to the thread, which serves others in between.
-        with torch.inference_mode():
-            for _ in range(first, min(first + CHUNK, length)):
-                p = torch.sigmoid(logits / temperature)
-                frame = _draw(p, most, generator)
-                drawn.append(frame)
-                seen.append(p)
-                logits, state = loaded.model.step(frame, state)
-        probabilities = torch.cat(seen).numpy()
-        yield {"frames": to_frames(torch.cat(drawn).numpy()), "heat": heat(probabilities)}
-    yield {"next": heat(torch.sigmoid(logits / temperature)[0].numpy()), "done": True}
-
-
-def _read(loaded: Loaded, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """The logits after a roll's last frame, and the state."""
-    with torch.inference_mode():
-        logits, state = loaded.model(x[:, None].float())
-        return logits[-1], state
-
-
-def _draw(p: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:
-    """Each key on its own by its probability; of more than `most`, the likeliest stay."""
-    frame = (torch.rand(p.shape, generator=generator) < p).float()
-    if int(frame.sum()) > most:
-        keep = (p * frame).topk(most, dim=-1).indices
-        frame = torch.zeros_like(frame).scatter_(-1, keep, 1.0)
-    return frame
+def _chunks(steps: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[dict[str, Any]]:
+    while part := list(islice(steps, CHUNK)):
+        notes, p = np.concatenate([n for n, _ in part]), np.concatenate([q for _, q in part])
+        yield {"frames": to_frames(notes), "heat": heat(p)}
+    yield {"done": True}
 
 
 def midi_file(loaded: Loaded, fields: Fields, limits: Limits) -> bytes:

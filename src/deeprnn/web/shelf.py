@@ -10,6 +10,7 @@ from deeprnn.web.library import Entry
 from deeprnn.web.refusals import Refusal
 
 if TYPE_CHECKING:
+    from deeprnn.data import Grid
     from deeprnn.models import SequenceModel
     from deeprnn.runs import Run
 
@@ -20,6 +21,8 @@ class Loaded:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.model: SequenceModel = run.model()
+        self.vocabulary: list[str] = run.vocabulary or []
+        self.grid: Grid | None = run.grid
 
     @property
     def kind(self) -> str:
@@ -66,8 +69,9 @@ class Shelf:
         self.loads += 1
         try:
             return Loaded(load_run(entry.path))
-        except (OSError, KeyError, TypeError, RuntimeError) as error:  # a folder that lies about its contents
-            raise Refusal(422, f"{entry.summary['name']} cannot be loaded: {error}") from error
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:  # a damaged folder
+            message = str(error).replace(str(entry.path), entry.summary["name"])
+            raise Refusal(422, f"{entry.summary['name']} cannot be loaded: {message}") from error
 
     def music(self, entry: Entry) -> Loaded:
         """A loaded music run; refuses others."""

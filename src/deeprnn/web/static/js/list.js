@@ -1,0 +1,69 @@
+// The runs at the side: searched, filtered, grouped by data.
+
+import { h, number } from "./dom.js";
+import { spark } from "./chart.js";
+
+const FILTERS = [["all", "All"], ["music", "Music"], ["text", "Text"], ["running", "Running"]];
+
+const matches = (run, filter) =>
+  filter === "all" ||
+  (filter === "running" ? run.status === "running" : filter === "music" ? run.kind === "music" : ["char", "word"].includes(run.kind));
+
+export function runList(store) {
+  let filter = "all";
+  let chosen = [];
+  const search = h("input", { type: "search", placeholder: "Search runs", "aria-label": "Search runs", oninput: draw });
+  const chips = h("div", { class: "chips", role: "group", "aria-label": "Show" }, FILTERS.map(([name, text]) =>
+    h("button", { type: "button", class: "chip", "aria-pressed": String(name === filter), data: { filter: name }, text, onclick: () => pick(name) })));
+  const body = h("div", { class: "run-list" });
+  const el = h("div", {}, h("div", { class: "side-head" }, search, chips), body);
+
+  function pick(name) {
+    filter = name;
+    for (const chip of chips.children) chip.setAttribute("aria-pressed", String(chip.dataset.filter === name));
+    draw();
+  }
+
+  function draw() {
+    if (!store.runs) {
+      body.replaceChildren(h("p", { class: "hint", text: store.error || "Loading…" }));
+      return;
+    }
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const shown = store.runs.filter((run) => matches(run, filter) &&
+      words.every((word) => `${run.name} ${run.label} ${run.data} ${run.status}`.toLowerCase().includes(word)));
+    if (!shown.length) {
+      const text = store.runs.length ? "No run matches." : "No runs yet.";
+      body.replaceChildren(h("p", { class: "hint", text }));
+      return;
+    }
+    const groups = new Map();
+    for (const run of shown) {
+      const name = run.data ? store.paper?.names[run.data] || run.data : "unreadable";
+      groups.set(name, [...(groups.get(name) || []), run]);
+    }
+    body.replaceChildren(...[...groups].map(([name, runs]) => h("section", { "aria-label": name },
+      h("h2", { class: "group" }, name, h("span", { class: "soft", text: ` ${runs.length}` })),
+      h("ul", {}, runs.map(row)))));
+  }
+
+  function row(run) {
+    const current = chosen.includes(run.id);
+    const value = run.test ?? run.valid;
+    return h("li", {}, h("a", { href: `#/run/${run.id}`, class: `run-row ${run.status}`, "aria-current": current ? "page" : null, title: run.error || run.name },
+      h("span", { class: "dot", title: run.status, role: "img", "aria-label": run.status }),
+      h("span", { class: "who" }, h("b", { text: run.name }), h("small", { text: run.error || [run.label, run.status === "finished" ? null : run.status].filter(Boolean).join(" · ") })),
+      spark(run.spark || []),
+      h("span", { class: "value", title: run.test === null ? "validation" : "test", text: number(value) })));
+  }
+
+  return {
+    el,
+    tell: draw,
+    select(ids) {
+      chosen = ids;
+      draw();
+      body.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+    },
+  };
+}

@@ -1,0 +1,76 @@
+// The playground of a text run, or of two: type a beginning, watch it go on, see every surprise.
+
+import { lines, post } from "./api.js";
+import { button, seedField, slider, whole } from "./controls.js";
+import { h, number, toast } from "./dom.js";
+import { Tokens } from "./tokens.js";
+
+const STARTS = { char: "the company said ", word: "the company said it" };
+
+export function textBench(runs) {
+  const two = runs.length > 1;
+  const kind = runs[0].kind;
+  let job = null;
+  const input = h("textarea", { rows: 3, id: "beginning", spellcheck: "false", placeholder: "Type a beginning, or paste any text" });
+  input.value = STARTS[kind] || "";
+  const temperature = slider("Temperature", { min: 0.1, max: 2, step: 0.05, value: 0.8, show: (v) => v.toFixed(2), id: "temperature" });
+  const length = whole(kind === "char" ? "Characters" : "Words", { min: 1, max: 2000, value: kind === "char" ? 300 : 80, id: "length" });
+  const seed = seedField();
+  const go = button(two ? "Continue both" : "Continue", proceed, { class: "button primary", id: "continue" });
+  const look = button("Show surprise", surprise, { id: "surprise" });
+  const status = h("p", { class: "bench-status soft", role: "status" });
+  const voices = runs.map((run, i) => {
+    const tokens = new Tokens(kind, { label: two ? `Text ${"AB"[i]}` : "Text", onbranch: (text) => { input.value = text; proceed(); } });
+    return { run, tokens, mean: h("span", { class: "soft surprise" }) };
+  });
+
+  async function together(label, work) {
+    if (job) { job.abort(); return; }
+    job = new AbortController();
+    go.textContent = "Stop";
+    status.textContent = label;
+    const began = performance.now();
+    try {
+      await Promise.all(voices.map((v) => work(v, job.signal)));
+      status.textContent = `${((performance.now() - began) / 1000).toFixed(1)} s`;
+    } catch (error) {
+      if (error.name === "AbortError") status.textContent = "stopped";
+      else { status.textContent = ""; toast(error.message); }
+    }
+    job = null;
+    go.textContent = two ? "Continue both" : "Continue";
+  }
+
+  function proceed() {
+    return together("sampling…", async (v, signal) => {
+      v.tokens.clear();
+      v.mean.textContent = "";
+      const request = { text: input.value, length: length.value, temperature: temperature.value, seed: seed.value };
+      for await (const item of lines(`/api/runs/${v.run.id}/continue`, request, signal)) {
+        if (item.given) v.tokens.append(item.given, true);
+        if (item.tokens) v.tokens.append(item.tokens, false);
+      }
+    });
+  }
+
+  function surprise() {
+    return together("reading…", async (v, signal) => {
+      const found = await post(`/api/runs/${v.run.id}/score`, { text: input.value }, signal);
+      v.tokens.clear();
+      v.tokens.append(found.tokens, false);
+      v.mean.textContent = found.mean === null ? "" : kind === "char" ? `${number(found.mean, 2)} bits per character` : `perplexity ${number(found.perplexity, 1)}`;
+    });
+  }
+
+  input.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); proceed(); } });
+
+  const el = h("section", { class: "panel bench", "aria-label": "Playground" },
+    h("label", { class: "field wide" }, h("span", { text: "Beginning" }), input),
+    h("div", { class: "bench-bar" }, go, look, temperature.el, length.el, seed.el, status),
+    h("div", { class: two ? "pair" : "" }, voices.map((v, i) => h("div", { class: "voice" },
+      h("div", { class: "voice-head" }, two ? h("span", { class: `letter m${i}`, text: "AB"[i] }) : null, two ? h("b", { text: v.run.label || v.run.name }) : null, v.mean),
+      v.tokens.el))),
+    h("div", { class: "scale", "aria-hidden": "true" }, h("span", { text: "expected" }), [0, 1, 2, 3, 4, 5].map((i) => h("i", { class: `heat${i}` })), h("span", { text: "surprising" }),
+      h("span", { class: "soft", text: "Point at a symbol for what the model would rather have seen; press one to go on from there." })));
+  return { el, dispose() { job?.abort(); voices.forEach((v) => v.tokens.dispose()); } };
+}
