@@ -46,11 +46,13 @@ def sweep_plans():
         plans = [
             p
             for p in P.cluster_plans(ring, batch, members, False, P.Device())
-            if p.cluster in (16, 8)
-            and -(-batch // p.rows) * members <= P.RESIDENT[p.cluster] * (2 if p.cluster == 16 else 1)
+            if p.cluster in (16, 8) and -(-batch // p.rows) * members <= P.RESIDENT[p.cluster]
         ]
+        plans.sort(key=lambda p: (-(-batch // p.rows) != P.RESIDENT[p.cluster], p.cost))
+        fewest = min(p.rows for p in plans)
+        plans = [p for p in plans if p.rows <= fewest + 1]
         plans.sort(key=lambda p: p.cost)
-        wanted += [(dts(), batch, members, ring, p) for p in plans[: 10 if backward else 14]]
+        wanted += [(dts(), batch, members, ring, p) for p in plans[: 6 if backward else 14]]
     return wanted
 
 
@@ -176,8 +178,8 @@ def relative(x, y):
     return float((x.double() - y).norm() / y.norm())
 
 
-def device_time(call, repeats=9):
-    """Median microseconds by device events."""
+def device_time(call, repeats=9, inner=5):
+    """Median microseconds by device events; several calls a sample, so that the host stays ahead."""
     import torch
 
     call()
@@ -186,10 +188,11 @@ def device_time(call, repeats=9):
     for _ in range(repeats):
         a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         a.record()
-        call()
+        for _ in range(inner):
+            call()
         b.record()
         torch.cuda.synchronize()
-        times.append(a.elapsed_time(b) * 1e3)
+        times.append(a.elapsed_time(b) * 1e3 / inner)
     return sorted(times)[len(times) // 2]
 
 
@@ -258,7 +261,66 @@ def sweep_stage(out):
             )
 
 
-STAGES = {"compile": compile_stage, "check": check_stage, "sweep": sweep_stage}
+def tests_stage(out):
+    """The tests that need a GPU, those of the grid left out."""
+    files = ["tests/backends/test_cuda.py", "tests/training/test_fused.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-x",
+        "--maxfail=8",
+        "-p",
+        "no:cacheprovider",
+        *files,
+    ]
+    subprocess.run([*command, "--durations=5"], cwd=ROOT, check=False)
+
+
+def whole_stage(out):
+    """Forward, backward and weight gradients through the operators, replayed as a CUDA graph; T = 200."""
+    import torch
+
+    from deeprnn.backends import cuda
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    T, rows = 200, []
+    for (name, spec), (batch, members) in itertools.product(
+        (("DT(S) 400", dts()), ("RNN 600", rnn(600)), ("RNN 200", rnn(200))),
+        ((1, 1), (1, 5), (1, 15), (16, 1), (64, 1), (256, 1)),
+    ):
+        A, h0, W, S, dh = inputs(spec, T, batch, members)
+        leaves = [x.requires_grad_() for x in (A, h0, *W, *S)]
+
+        def run(only_forward=False, A=A, h0=h0, W=W, S=S, dh=dh, leaves=leaves, spec=spec):
+            units, shortcuts = spec.text
+            h, _ = cuda.unroll_cuda(A, h0, W, S, None, units, shortcuts, "fp32")
+            return h if only_forward else torch.autograd.grad(h, leaves, dh)
+
+        record = {"model": name, "batch": batch, "members": members}
+        for what, only in (("forward", True), ("both", False)):
+            run(only)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run(only)
+            record[what] = device_time(graph.replay) / T
+        rows.append(record)
+        print(
+            f"{name} B {batch} P {members}: forward {record['forward']:.3f}, both {record['both']:.3f} us a step"
+        )
+    (out / "whole.json").write_text(json.dumps(rows, indent=1))
+
+
+STAGES = {
+    "compile": compile_stage,
+    "check": check_stage,
+    "sweep": sweep_stage,
+    "tests": tests_stage,
+    "whole": whole_stage,
+}
 
 
 def main():

@@ -190,12 +190,15 @@ template <int J, int N> INLINE void product(const Thread& th, const Word (&reg)[
 
 template <int Q> INLINE u32 barrier_of(u32 base, int step) { return base + (Q * 2 + (step & 1)) * 8; }
 
-// Wait until vector Q of `step` is here; -1 is the initial content. The first thread re-arms the barrier.
-template <int Q, bool ARM> INLINE void await(const Thread& th, int step) {
-  if (step < 0) return;
-  u32 bar = barrier_of<Q>(th.base, step);
-  barrier_wait(bar, (step >> 1) & 1);
-  if (ARM && threadIdx.x == 0) barrier_expect(bar, 4 * ROWS * size(Q));
+// Wait until vector Q of `step` is here; step -1 is the initial content.
+template <int Q> INLINE void await(const Thread& th, int step) {
+  if (step >= 0) barrier_wait(barrier_of<Q>(th.base, step), (step >> 1) & 1);
+}
+// The barrier of the vector that stage S has consumed expects its next bytes, those of two steps on. They may
+// even arrive first: the phase cannot end before this arrival.
+template <int S> INLINE void rearm(const Thread& th, int step) {
+  int from = S == 0 ? step - 1 : step;
+  if (threadIdx.x == 0 && from >= 0) barrier_expect(barrier_of<before(S)>(th.base, from), 4 * ROWS * size(before(S)));
 }
 
 template <int S> INLINE bool idle(const Thread& th) {
@@ -206,7 +209,7 @@ template <int S, int N, int J = 0> INLINE void early(const Thread& th, const Wor
     if constexpr (stage_of(J) == S && source_of(J) != before(S)) {
       int from = source_of(J) >= S ? step - 1 : step;
       if (!idle<S>(th)) {
-        await<source_of(J), false>(th, from);
+        await<source_of(J)>(th, from);
         product<J>(th, reg, acc, from & 1);
       }
     }
@@ -217,7 +220,7 @@ template <int S, int N, int J = 0> INLINE void critical(const Thread& th, const 
   if constexpr (J < MATRICES) {
     if constexpr (stage_of(J) == S && source_of(J) == before(S)) {
       int from = S == 0 ? step - 1 : step;
-      await<source_of(J), true>(th, from);
+      await<source_of(J)>(th, from);
       product<J>(th, reg, acc, from & 1);
     }
     critical<S, N, J + 1>(th, reg, acc, step);
@@ -231,11 +234,11 @@ template <int V> INLINE void reduce(float (&v)[V], int klane) {
   for (int m = KLANES / 2; m > 0; m >>= 1) {
     if (count > 1) {
       int half = count / 2;
-      bool high = klane & m;
+      u32 high = klane & m;
 #pragma unroll
       for (int i = 0; i < V / 2; i++)
         if (i < half) {
-          float give = high ? v[i] : v[i + half], keep = high ? v[i + half] : v[i];
+          float give = select(high, v[i], v[i + half]), keep = select(high, v[i + half], v[i]);
           v[i] = keep + __shfl_xor_sync(0xffffffffu, give, m);
         }
       count = half;
@@ -366,6 +369,7 @@ INLINE void stage(const Params& p, const Thread& th, const Word (&reg)[NREG], fl
       else p.mid[b * MID + layer_offset(l) + e] = y;
     }
   }
+  rearm<S>(th, step);
   if (!last) prefetch<S>(p, th, a, g, BACKWARD ? t - 1 : t + 1);
 }
 
@@ -437,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid
   Thread th;
   th.base = shared_address(memory);
   th.rank = cluster_rank();
-  th.warp = threadIdx.x / 32;
+  th.warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);   // so that the compiler knows it is one per warp
   th.klane = threadIdx.x % KLANES;
   th.slot = threadIdx.x / KLANES;
   i64 cluster = blockIdx.x / CLUSTER;

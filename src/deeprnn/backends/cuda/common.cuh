@@ -32,6 +32,13 @@ INLINE u32 bf16_bits(float x) {  // round to nearest even; NaN stays NaN
 INLINE float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
 INLINE float bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
+// A select that the compiler cannot turn into a branch: shuffles inside divided branches are very slow.
+INLINE float select(u32 condition, float yes, float no) {
+  float r;
+  asm("{.reg .pred p; setp.ne.u32 p, %3, 0; selp.f32 %0, %1, %2, p;}" : "=f"(r) : "f"(yes), "f"(no), "r"(condition));
+  return r;
+}
+
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 template <int N> INLINE void load_shared(float (&x)[N], u32 at) {
@@ -62,12 +69,14 @@ INLINE void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;
 INLINE void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
+// The bytes are counted by complete_tx, as a bulk copy's are, so the default scope (cta) orders what follows;
+// .cluster would add an invalidation of L1 to every wait. All lanes leave together: a warp that stays divided
+// after the loop would run its products twice.
 INLINE void barrier_wait(u32 bar, u32 phase) {
-  u32 done = 0;
-  while (!done)
-    asm volatile(
-        "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-        : "=r"(done) : "r"(bar), "r"(phase) : "memory");
+  asm volatile(
+      "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}"
+      ::"r"(bar), "r"(phase) : "memory");
+  __syncwarp();
 }
 // Store into another block's shared memory; the arrival of the bytes is counted on that block's barrier.
 INLINE void send(u32 address, float value, u32 bar) {

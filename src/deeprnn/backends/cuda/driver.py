@@ -92,12 +92,14 @@ class Kernel:
         check(library().cuFuncGetAttribute(ctypes.byref(value), which, self.function), "cuFuncGetAttribute")
         return value.value
 
-    def config(self, grid: int, threads: int, stream: int | None) -> _Config:
+    def config(self, grid: int, threads: int, stream: int | None, rows: int = 1) -> _Config:
         """The launch description; the attribute it points to is kept alive on it."""
         attribute = _Attribute(CLUSTER_DIMENSION, 0)
         attribute.value[0], attribute.value[1], attribute.value[2] = self.cluster, 1, 1
         count = 1 if self.cluster > 1 else 0
-        config = _Config((grid, 1, 1), (threads, 1, 1), self.shared, stream, ctypes.pointer(attribute), count)
+        config = _Config(
+            (grid, rows, 1), (threads, 1, 1), self.shared, stream, ctypes.pointer(attribute), count
+        )
         return config
 
     def resident_clusters(self, threads: int) -> int:
@@ -109,13 +111,13 @@ class Kernel:
         check(status, "cuOccupancyMaxActiveClusters")
         return count.value
 
-    def launch(self, grid: int, threads: int, arguments: list, device: torch.device) -> None:
-        """Launch on the current stream; `arguments` are ctypes values in the kernel's order."""
+    def launch(self, grid: int, threads: int, arguments: list, device: torch.device, rows: int = 1) -> None:
+        """Launch grid x rows blocks on the current stream; `arguments` are ctypes values in the kernel's order."""
         stream = torch.cuda.current_stream(device).cuda_stream
         ensure_context(device.index or 0)
-        config = self.config(grid, threads, stream or None)
+        config = self.config(grid, threads, stream or None, rows)
         pointers = (ctypes.c_void_p * len(arguments))(
             *(ctypes.cast(ctypes.pointer(a), ctypes.c_void_p) for a in arguments)
         )
         status = library().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None)
-        check(status, f"launch of {grid} x {threads} threads, cluster {self.cluster}")
+        check(status, f"launch of {grid} x {rows} blocks of {threads} threads, cluster {self.cluster}")

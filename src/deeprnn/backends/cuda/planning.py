@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 UNITS = ("sigmoid", "tanh", "relu", "identity")  # in the order of enum Unit
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block may ask for on Hopper
 REGISTERS = {128: 255, 256: 255, 384: 168, 512: 128}  # what a thread may hold when the block has the SM alone
-EXCHANGE = {1: 250, 2: 450, 4: 520, 8: 560, 16: 700}  # cycles to pass a vector round a cluster (measured)
-RESIDENT = {1: 132, 2: 66, 4: 32, 8: 16, 16: 8}  # clusters that an H200 holds at once
+EXCHANGE = {2: 450, 4: 520, 8: 560, 16: 700}  # cycles to pass a vector round a cluster (measured)
+RESIDENT = {2: 66, 4: 32, 8: 15, 16: 7}  # clusters that an H200 holds at once (measured)
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def cluster_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Devi
     """All shapes of the cluster kernel that fit the chip."""
     lanes = [(8, 2), (8, 4), (16, 2), (32, 2)] + ([] if bf16 else [(32, 1)])
     for cluster, threads, (klanes, vec), rows in product(
-        (16, 8, 4, 2, 1), (128, 256, 384, 512), lanes, (1, 2, 4, 8)
+        (16, 8, 4, 2), (128, 256, 384, 512), lanes, (1, 2, 3, 4, 5, 6, 8)
     ):
-        if cluster > max(1, min(ring.sizes)) or (rows > 1 and rows >= 2 * batch):
+        if cluster > min(ring.sizes) or rows > batch:
             continue
         plan = cluster_plan(ring, batch, members, bf16, device, cluster, threads, klanes, vec, rows)
         if plan is not None:
