@@ -187,8 +187,6 @@ def test_dropout_acts_between_levels_in_training_alone():
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", ["plain", "dts-all-stack", "dts-both-ways", "maxout"])
 def test_gradients_to_second_order(name, backend):
-    if name == "maxout" and backend != "auto":
-        pytest.skip("pooled units have one path")
     small = {"intermediate_sizes": (2,)} if "intermediate_sizes" in LAYERS[name] else {}
     smooth = {"intermediate_nonlinearity": "tanh"} if name == "dts-all-stack" else {}
     torch.manual_seed(0)

@@ -1,0 +1,213 @@
+"""torch.func, torch.compile and DistributedDataParallel see ordinary parameters and operators."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+import deeprnn
+from deeprnn import DeepRNN
+
+T, B, I, H, P = 4, 3, 3, 5, 3
+DOUBLE = {"dtype": torch.float64}
+DEEP = {"intermediate_sizes": (4,), "shortcut": "last", "input_to": "all"}
+
+BUILDERS = {
+    "rnn": ("rnn", {}),
+    "dots": ("dots_rnn", {"intermediate_size": 4, "output_hidden_size": 6}),
+    "dots-star": (
+        "dots_rnn",
+        {
+            "intermediate_size": 4,
+            "output_hidden_size": 6,
+            "intermediate_unit": "lp:2",
+            "output_unit": "maxout:2",
+        },
+    ),
+    "stacked": ("stacked_dts_rnn", {"intermediate_size": 4, "input_to_levels": "all", "output_from": "all"}),
+}
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **DOUBLE)
+
+
+def members(name: str, symbols: bool = False) -> list[deeprnn.SequenceModel]:
+    builder, options = BUILDERS[name]
+    make = getattr(deeprnn, builder)
+    sizes = {"input_size": I, "hidden_size": H, "output_size": I, "symbols": symbols, **DOUBLE, **options}
+    return [make(seed=s, **sizes) for s in range(P)]
+
+
+def weigh(logits: Tensor) -> Tensor:
+    """A loss under which every logit counts differently."""
+    return (logits * torch.linspace(-1, 1, logits.numel(), **DOUBLE).view_as(logits)).sum()
+
+
+def alone(models, x, state=None, reset=None):
+    """Logits, losses and gradients of each member by itself."""
+    logits, grads = [], []
+    for net in models:
+        y, _ = net(x, state, reset)
+        logits.append(y)
+        grads.append(torch.autograd.grad(weigh(y), list(net.parameters())))
+    return torch.stack(logits), [torch.stack(g) for g in zip(*grads, strict=True)]
+
+
+@pytest.mark.parametrize("symbols", [False, True], ids=["vectors", "symbols"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_population_equals_its_members_alone(name, backend, symbols):
+    """Parameters stacked, the model mapped over them, autograd outside: gradients separate by themselves."""
+    models = members(name, symbols)
+    for net in models:
+        net.backend = backend
+    x = torch.randint(I, (T, B)) if symbols else draw(T, B, I)
+    reset = torch.tensor([[False] * B, [True, False, True], [False] * B, [False, True, False]])
+    state = tuple(torch.full_like(h, 0.2) for h in models[0].initial_state(B))
+    parameters, _ = stack_module_state(models)  # type: ignore[arg-type]
+    logits, last = vmap(lambda p: functional_call(models[0], p, (x, state, reset)))(parameters)
+    want, want_grads = alone(models, x, state, reset)
+    torch.testing.assert_close(logits, want)
+    assert last[0].shape == (P, B, H)
+    grads = torch.autograd.grad(sum(weigh(y) for y in logits), list(parameters.values()))
+    for got, expected in zip(grads, want_grads, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_each_member_may_have_its_own_input_state_and_resets():
+    models = members("dots")
+    parameters, _ = stack_module_state(models)  # type: ignore[arg-type]
+    x, h = draw(P, T, B, I), draw(P, B, H, seed=1)
+    reset = torch.rand(P, T, B, generator=torch.Generator().manual_seed(2)) < 0.4
+    logits, _ = vmap(lambda p, x, h, r: functional_call(models[0], p, (x, (h,), r)))(parameters, x, h, reset)
+    for p, net in enumerate(models):
+        torch.testing.assert_close(logits[p], net(x[p], (h[p],), reset[p])[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("dots", "auto"), ("dots", "reference"), ("dots-star", "auto"), ("stacked", "auto")]
+)
+def test_grad_alone_and_inside_vmap(name, backend):
+    models = members(name)
+    for net in models:
+        net.backend = backend
+    x = draw(T, B, I)
+    _, want = alone(models, x)
+    single = grad(lambda p: weigh(functional_call(models[0], p, (x,))[0]))(dict(models[0].named_parameters()))
+    for a, b in zip(single.values(), want, strict=True):
+        torch.testing.assert_close(a, b[0])
+    parameters, _ = stack_module_state(models)  # type: ignore[arg-type]
+    mapped = vmap(grad(lambda p: weigh(functional_call(models[0], p, (x,))[0])))(parameters)
+    for a, b in zip(mapped.values(), want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_population_of_layers():
+    layers = [DeepRNN(I, H, num_layers=2, **DEEP, **DOUBLE) for _ in range(P)]
+    parameters, _ = stack_module_state(layers)  # type: ignore[arg-type]
+    x = draw(T, B, I)
+    output, h_n = vmap(lambda p: functional_call(layers[0], p, (x,)))(parameters)
+    for p, net in enumerate(layers):
+        want, want_n = net(x)
+        torch.testing.assert_close(output[p], want)
+        torch.testing.assert_close(h_n[p], want_n)
+
+
+def test_gradients_per_example():
+    net = DeepRNN(I, H, **DEEP, **DOUBLE)
+    x = draw(T, B, I)
+    p = dict(net.named_parameters())
+
+    def loss(p, x):
+        return weigh(functional_call(net, p, (x,))[0])
+
+    each = vmap(grad(loss), in_dims=(None, 1))(p, x)
+    for b in range(B):
+        want = torch.autograd.grad(weigh(net(x[:, b])[0]), list(net.parameters()))
+        for got, expected in zip(each.values(), want, strict=True):
+            torch.testing.assert_close(got[b], expected)
+
+
+# ---- torch.compile
+
+
+def both(net: nn.Module, compiler: str, *inputs):
+    """Results and gradients, eager and compiled as one graph."""
+    torch._dynamo.reset()
+    compiled = torch.compile(net, fullgraph=True, backend=compiler)
+    out = []
+    for call in (net, compiled):
+        output, last = call(*inputs)
+        state = last if isinstance(last, Tensor) else torch.cat(last, -1)
+        out.append((output, state, *torch.autograd.grad(weigh(output), list(net.parameters()))))
+    return zip(*out, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "compiler"),
+    [
+        ({**DEEP, "backend": "auto"}, "aot_eager"),
+        ({**DEEP, "backend": "reference"}, "aot_eager"),
+        ({"bidirectional": True, "num_layers": 2}, "eager"),
+        ({**DEEP, "intermediate_nonlinearity": "maxout:2"}, "eager"),
+    ],
+)
+def test_a_compiled_layer_equals_the_eager_one(settings, compiler):
+    net = DeepRNN(I, H, **settings, **DOUBLE)
+    for eager, compiled in both(net, compiler, draw(T, B, I)):
+        torch.testing.assert_close(compiled, eager)
+
+
+@pytest.mark.parametrize("name", ["dots", "dots-star"])
+def test_a_compiled_model_equals_the_eager_one(name):
+    net = members(name)[0]
+    reset = torch.zeros(T, B, dtype=torch.bool)
+    reset[2, 1] = True
+    for eager, compiled in both(net, "aot_eager", draw(T, B, I), None, reset):
+        torch.testing.assert_close(compiled, eager)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler (g++)")
+def test_inductor_equals_eager():
+    torch._dynamo.reset()
+    net, x = DeepRNN(I, H, **DEEP, **DOUBLE), draw(2, B, I)
+    with torch.no_grad():  # its backward is that of aot_eager, above; compiling it takes long
+        torch.testing.assert_close(torch.compile(net, fullgraph=True)(x)[0], net(x)[0])
+
+
+# ---- DistributedDataParallel
+
+
+def _train_in_parallel(rank: int, world: int, file: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
+    torch.manual_seed(rank)  # DDP must make the replicas equal
+    net = DeepRNN(I, H, **DEEP, **DOUBLE)
+    replica = nn.parallel.DistributedDataParallel(net)
+    x = draw(T, world, I)
+    replica(x[:, rank : rank + 1])[0].square().sum().backward()
+    mean = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    want = torch.autograd.grad(net(x)[0].square().sum() / world, list(net.parameters()))
+    for a, b in zip(mean, want, strict=True):
+        torch.testing.assert_close(a, b)
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def loopback(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+
+
+def test_ddp_wraps_and_trains(tmp_path, loopback):
+    _train_in_parallel(0, 1, str(tmp_path / "meet"))
+
+
+@pytest.mark.slow
+def test_ddp_averages_the_gradients_of_two_processes(tmp_path, loopback):
+    torch.multiprocessing.spawn(_train_in_parallel, args=(2, str(tmp_path / "meet")), nprocs=2)  # type: ignore[attr-defined]
