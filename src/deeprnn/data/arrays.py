@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import lzma
 import math
 import re
 import struct
@@ -17,7 +16,7 @@ from deeprnn.data.limits import check_bytes, read_bytes
 from deeprnn.errors import UserError
 
 # What zipfile raises on damaged archives, found by mutating them.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError)
 _DAMAGE += (OSError, ValueError, KeyError, RuntimeError, NotImplementedError, OverflowError)
 
 _MAX_HEADER = 10_000
@@ -43,6 +42,8 @@ def _members(data: bytes, path: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         # zipfile never inflates a member beyond its declared size, so declared sizes bound the memory.
         check_bytes(sum(member.file_size for member in archive.infolist()), f"{path}, decompressed,")
+        if any(m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for m in archive.infolist()):
+            raise UserError(f"{path} uses a compression that numpy does not write")
         return {member.filename: archive.read(member) for member in archive.infolist()}
 
 

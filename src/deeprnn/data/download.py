@@ -17,6 +17,7 @@ from deeprnn.data.sources import RemoteFile, cache_folder, find_file, sha256_of,
 from deeprnn.errors import UserError
 
 RETRIES = 5
+PAUSE = 1.0  # seconds before the first retry; doubles each time
 TIMEOUT = 30.0
 _BLOCK = 1 << 16
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
@@ -29,7 +30,7 @@ class _TryAgain(Exception):
     pass
 
 
-def get(name: str, *, progress: Progress | None = None, pause: float = 1.0) -> list[tuple[Path, bool]]:
+def get(name: str, *, progress: Progress | None = None) -> list[tuple[Path, bool]]:
     """Fetch the files of a set into the cache folder; (place, was it downloaded now) for each.
 
     A file that is already found with the right sha256 is left alone. `DEEPRNN_MIRROR` replaces the public
@@ -42,7 +43,9 @@ def get(name: str, *, progress: Progress | None = None, pause: float = 1.0) -> l
             results.append((present, False))
             continue
         place = cache_folder() / file.path
-        fetch(address(file), place, file.sha256, progress=progress, pause=pause)
+        if present not in (None, place):
+            raise UserError(f"{present} has the wrong sha256 and hides a downloaded one: move it away first")
+        fetch(address(file), place, file.sha256, progress=progress)
         results.append((place, True))
     return results
 
@@ -53,15 +56,7 @@ def address(file: RemoteFile) -> str:
     return f"{mirror.rstrip('/')}/{urllib.parse.quote(file.path)}" if mirror else file.url
 
 
-def fetch(
-    url: str,
-    place: Path,
-    sha256: str,
-    *,
-    progress: Progress | None = None,
-    retries: int = RETRIES,
-    pause: float = 1.0,
-) -> None:
+def fetch(url: str, place: Path, sha256: str, *, progress: Progress | None = None) -> None:
     """Download `url` to `place`, which appears only once its sha256 is right.
 
     A broken connection is continued from the byte it broke at, after a pause that doubles each time. What
@@ -72,9 +67,9 @@ def fetch(
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(place.name + ".part")
     reason = ""
-    for attempt in range(retries + 1):
+    for attempt in range(RETRIES + 1):
         if attempt:
-            time.sleep(pause * 2 ** (attempt - 1))
+            time.sleep(PAUSE * 2 ** (attempt - 1))
         try:
             _continue(url, part, progress)
             if (found := _digest(part)) == sha256:
@@ -85,7 +80,7 @@ def fetch(
         except _TryAgain as error:
             reason = str(error)
     raise UserError(
-        f"could not download {url} in {retries + 1} attempts: {reason}. "
+        f"could not download {url} in {RETRIES + 1} attempts: {reason}. "
         f"Try again later, or put the file at {place} yourself"
     )
 

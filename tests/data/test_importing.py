@@ -1,0 +1,187 @@
+"""Importing: every file accounted for, splits that stay, duplicates found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from deeprnn.data import SPLITS, Grid, MusicData, TextData, load
+from deeprnn.data.importing import Options, import_path, split_by_hash
+from deeprnn.errors import UserError
+from tests.data.makers import midi_file, mutations, note_track
+
+pytest.importorskip("symusic")
+Q = 480
+
+
+def song(pitch: int, name: str = "") -> bytes:
+    title = [(0, b"\xff\x03" + bytes([len(name)]) + name.encode())] if name else []
+    return midi_file([[*title, *note_track([(0, Q, pitch), (Q, 3 * Q, pitch + 4)])]])
+
+
+def fill(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def reports(report):
+    return {file.path: file for file in report.files}
+
+
+def test_every_file_is_accepted_or_skipped_with_a_reason(tmp_path):
+    folder = fill(
+        tmp_path,
+        {
+            "a.mid": song(60),
+            "sub/b.MIDI": song(62),
+            "copy of a.mid": song(60),
+            "broken.mid": song(66)[:-9],
+            "silent.mid": midi_file([[]]),
+            "drums.mid": midi_file([note_track([(0, Q, 36)], channel=9)]),
+            "notes.txt": b"hello",
+            ".hidden.mid": song(64),
+        },
+    )
+    data, report = import_path(folder)
+    assert isinstance(data, MusicData)
+    found = reports(report)
+    assert {path for path, file in found.items() if file.accepted} == {"a.mid", "sub/b.MIDI"}
+    assert found["copy of a.mid"].reason == "same bytes as a.mid"
+    assert "not a readable MIDI file" in found["broken.mid"].reason
+    assert found["silent.mid"].reason == "no notes are left on the grid"
+    assert found["drums.mid"].reason == "no notes are left on the grid (1 drums)"
+    assert ".txt" in found["notes.txt"].reason
+    assert ".hidden.mid" not in found
+    assert report.accepted == 2
+    assert sum(len(songs) for songs in data.splits.values()) == 2
+
+
+def test_a_files_split_does_not_change_when_files_are_added(tmp_path):
+    first = fill(tmp_path, {f"{p}.mid": song(p) for p in range(40, 70)})
+    before = {file.path: file.split for file in import_path(first)[1].files}
+    assert set(before.values()) == set(SPLITS)
+    more = fill(tmp_path, {f"x{p}.mid": song(p) for p in range(70, 90)})
+    (more / "40.mid").rename(more / "renamed.mid")
+    after = {file.path: file.split for file in import_path(more)[1].files}
+    assert after.pop("renamed.mid") == before.pop("40.mid")
+    assert before.items() <= after.items()
+
+
+def test_shares_of_the_hash_split():
+    rng = np.random.default_rng(0)
+    splits = [split_by_hash(rng.bytes(32).hex()) for _ in range(4000)]
+    assert 0.77 < splits.count("train") / 4000 < 0.83
+    assert 0.08 < splits.count("valid") / 4000 < 0.12
+
+
+def test_names_and_folders_give_splits_where_all_are_named(tmp_path):
+    folder = fill(tmp_path, {f"{s}/{p}.mid": song(p) for p, s in ((60, "train"), (61, "val"), (62, "test"))})
+    data, report = import_path(folder)
+    assert {file.path: file.split for file in report.files} == {
+        "train/60.mid": "train",
+        "val/61.mid": "valid",
+        "test/62.mid": "test",
+    }
+    assert [len(data.splits[s]) for s in SPLITS] == [1, 1, 1]
+
+
+def test_duplicates_across_splits_are_found_though_bytes_differ(tmp_path):
+    folder = fill(
+        tmp_path, {"train/a.mid": song(60, "one"), "valid/b.mid": song(61), "test/c.mid": song(60, "two")}
+    )
+    _, report = import_path(folder)
+    assert report.duplicates == [("test/test/c.mid", "train/train/a.mid")]
+
+
+def test_what_quantising_loses_is_summed(tmp_path):
+    off = midi_file([note_track([(7, Q, 60), (0, Q, 10)]), note_track([(0, Q, 40)], channel=9)])
+    _, report = import_path(fill(tmp_path, {"a.mid": off, "b.mid": song(60)}))
+    assert (report.losses.notes, report.losses.moved) == (5, 1)
+    assert (report.losses.out_of_range, report.losses.drums) == (1, 1)
+
+
+def test_the_grid_and_transposition_are_used(tmp_path):
+    folder = fill(tmp_path, {"a.mid": song(62)})
+    data = load(folder, grid=Grid(2, 40, 90), transpose=True)
+    assert data.grid == Grid(2, 40, 90)
+    assert data.size == 51
+    assert sum(songs.frames for songs in data.splits.values()) == 6
+
+
+def test_an_empty_split_is_a_warning(tmp_path):
+    _, report = import_path(fill(tmp_path, {"a.mid": song(60)}))
+    assert len(report.warnings) == 2
+
+
+def test_one_text_file_is_cut_at_line_ends_in_its_own_order(tmp_path):
+    lines = [f"line {i}\n" for i in range(100)]
+    path = fill(tmp_path, {"book.txt": "".join(lines).encode()}) / "book.txt"
+    data = load(path)
+    assert isinstance(data, TextData)
+    texts = [data.decode(data.splits[s]) for s in SPLITS]
+    assert texts == ["".join(lines[:90]), "".join(lines[90:95]), "".join(lines[95:])]
+    words = load(path, kind="word", minimum=2)
+    assert words.kind == "word"
+    assert words.vocabulary[:2] == ["<eos>", "line"]
+
+
+def test_a_folder_of_text(tmp_path):
+    folder = fill(
+        tmp_path,
+        {
+            "train.txt": b"\xef\xbb\xbfa b\r\nc",
+            "valid.txt": b"a d\n",
+            "test.txt": "é\n".encode(),
+            "latin.txt": "caf\xe9".encode("latin-1"),
+            "binary.txt": b"a\0b",
+            "empty.txt": b" \n",
+        },
+    )
+    data, report = import_path(folder, Options(kind="char"))
+    found = reports(report)
+    assert "not UTF-8" in found["latin.txt"].reason
+    assert "zero bytes" in found["binary.txt"].reason
+    assert found["empty.txt"].reason == "it is empty"
+    assert data.decode(data.splits["train"]) == "a b\nc\n"
+    assert data.unknown == {"train": 0, "valid": 1, "test": 1}
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(UserError, match="neither a data set"):
+        load(tmp_path / "absent")
+    with pytest.raises(UserError, match="holds no files"):
+        load(tmp_path)
+    with pytest.raises(UserError, match=r"no MIDI file could be read; a\.mid"):
+        load(fill(tmp_path, {"a.mid": b"nothing"}))
+    with pytest.raises(UserError, match="name that file"):
+        load(fill(tmp_path / "mats", {"a.mat": b"", "b.mat": b""}))
+    with pytest.raises(UserError, match="kind='tune'"):
+        load(tmp_path, kind="tune")
+
+
+def test_all_files_together_obey_the_limit(tmp_path, monkeypatch):
+    fill(tmp_path, {f"{c}.txt": c.encode() * 600 for c in "abcd"})
+    monkeypatch.setenv("DEEPRNN_MAX_BYTES", "1500")
+    _, report = import_path(tmp_path)
+    assert report.accepted == 2
+    assert all("DEEPRNN_MAX_BYTES" in file.reason for file in report.files if not file.accepted)
+
+
+TEXT = "Two lines — of text,\nand some ünïcode.\n".encode()
+
+
+@settings(max_examples=150, deadline=None)
+@given(mutations(TEXT))
+def test_mutated_text_is_data_or_a_clean_error(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "mutated.txt"
+    path.write_bytes(data)
+    for kind in ("char", "word"):
+        try:
+            found = load(path, kind=kind)
+        except UserError:
+            continue
+        assert found.size > 0
