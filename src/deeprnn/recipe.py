@@ -334,11 +334,10 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     data = recipe.to_dict()
     for name, value in changes.items():
         section, _, key = name.rpartition(".")
-        if section and section not in data:
-            raise UserError(_unknown(name, field_names()))
-        table = data[section] if section else data
+        table = data.get(section) if section else data
         if not isinstance(table, dict) or key not in table or isinstance(table[key], dict):
-            raise UserError(_unknown(name, field_names()))
+            near = [f"{section}.{k}" for k in table] if section and isinstance(table, dict) else field_names()
+            raise UserError(_unknown(name, near))
         table[key] = value
     return Recipe.from_dict(data)
 

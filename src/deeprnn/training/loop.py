@@ -88,6 +88,7 @@ class Trainer:
         seeds = [m.seed for m in self.members]
         self.updater = Updater(self.model, recipe, seeds, parameters, self.schedule, multipliers)
         self.best = parameters.clone()
+        self._graphs: Any = None  # captured once, on a GPU
         self.valid_plan = evaluation_plan(data, "valid", recipe.evaluation).to(self.device)
 
     def _start(self, pretrained: Sequence[Mapping[str, Tensor]] | None) -> tuple[Tensor, Tensor | None]:
@@ -142,7 +143,8 @@ class Trainer:
         """The rest of the current epoch, from wherever it stands."""
         engine = self._engine()
         engine.load(self.plans(self.epoch))
-        while self.index < self.length_of(engine) and not self.out_of_time:
+        self.length = engine.length
+        while self.index < self.length and not self.out_of_time:
             engine.step(self.index)
             self.index += 1
             self._tick()
@@ -201,14 +203,9 @@ class Trainer:
         if self.device.type == "cuda":
             from deeprnn.training.cuda_graph import GraphEngine
 
-            self._graphs = getattr(self, "_graphs", None) or GraphEngine(self.updater)
+            self._graphs = self._graphs or GraphEngine(self.updater)
             return self._graphs
         return Eager(self.updater)
-
-    @staticmethod
-    def length_of(engine: Any) -> int:
-        """Updates of the epoch that is loaded."""
-        return engine.length
 
     def _tick(self) -> None:
         now = time.perf_counter()

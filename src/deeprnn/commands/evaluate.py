@@ -1,0 +1,67 @@
+"""`deeprnn evaluate`: a trained run scored on a split, in every convention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score a trained run's best parameters on a split."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """a folder under runs/"""
+    split: Literal["train", "valid", "test"] = "test"
+    dynamic: float = 0.0
+    """a rate above zero: dynamic evaluation, which learns from each chunk after scoring it"""
+    chunk: int = 50
+    """dynamic: steps between two updates"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    threads: int = 0
+    """CPU threads; 0: as torch chooses"""
+    json: bool = False
+    """print one JSON document, and nothing else"""
+
+    def run(self) -> int:
+        """Score and print."""
+        import json
+
+        from deeprnn import metrics
+        from deeprnn.commands.train import set_threads
+        from deeprnn.console import console
+        from deeprnn.errors import UserError
+        from deeprnn.recipe import Recipe
+        from deeprnn.runs import load_run
+        from deeprnn.training.evaluate import dynamic_evaluation, evaluate
+        from deeprnn.training.session import load_data, pick_device
+
+        set_threads(self.threads)
+        found = load_run(self.run_folder)
+        recipe = Recipe.from_dict(found.recipe)
+        data = load_data(recipe.data)
+        if data.kind != "music" and found.vocabulary != data.vocabulary:  # type: ignore[union-attr]
+            raise UserError(
+                f"{recipe.data.name} has changed since {found.path} was trained: its vocabulary differs"
+            )
+        model = found.model().to(pick_device(self.device))
+        if self.dynamic:
+            scores = dynamic_evaluation(model, data, self.split, rate=self.dynamic, chunk=self.chunk)
+        else:
+            scores = evaluate(model, data, self.split, recipe.evaluation)
+        if self.json:
+            how = {"dynamic": self.dynamic} if self.dynamic else {}
+            print(json.dumps({"run": str(found.path), "split": self.split, **how, **scores}))
+            return 0
+        console().print(f"[bold]{found.path}[/] on {data.name}, {self.split}: {metrics.describe(scores)}")
+        for name, value in scores.items():
+            console().print(
+                f"  {name:<34} {value:,.4f}" if isinstance(value, float) else f"  {name:<34} {value:,}"
+            )
+        if found.info.get("paper") is not None and self.split == "test":
+            console().print(f"  {'the paper':<34} {found.info['paper']:g}")
+        return 0

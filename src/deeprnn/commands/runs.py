@@ -1,0 +1,35 @@
+"""`deeprnn runs`: what has been trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Runs:
+    """List runs with their results; the best epoch so far for those that have not finished."""
+
+    root: tyro.conf.Positional[Path] = Path("runs")
+    """the folder that runs are kept in"""
+    json: bool = False
+    """print one JSON document, and nothing else"""
+
+    def run(self) -> int:
+        """Print the table."""
+        import json
+
+        from deeprnn import view
+        from deeprnn.console import console
+        from deeprnn.runs import list_runs
+
+        found = list_runs(self.root)
+        if self.json:
+            print(json.dumps([view.summary(run) for run in found]))
+        elif not found:
+            console().print(f"no runs in {self.root}: `deeprnn demo` makes two, `deeprnn train bach` one")
+        else:
+            console().print(view.results_table(found))
+        return 0
