@@ -11,6 +11,7 @@ import numpy as np
 from deeprnn.errors import UserError
 
 UNKNOWN, END = "<unk>", "<eos>"
+_CODE_POINTS = 0x110000
 
 
 @dataclass
@@ -31,73 +32,26 @@ class TextData:
         """Number of symbols: the model's input and output size."""
         return len(self.vocabulary)
 
-    def encode(self, text: str) -> np.ndarray:
-        """Ids of a text; a symbol outside the vocabulary becomes `<unk>`, or an error where there is none."""
-        symbols = list(text) if self.kind == "char" else word_symbols(text)
-        return encode(symbols, self._index)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids: `<eos>` is a line's end."""
-        symbols = [self.vocabulary[int(i)] for i in ids]
-        if self.kind == "char":
-            return "".join(symbols)
-        lines = " ".join(symbols).split(END)
-        return "\n".join(line.strip() for line in lines)
-
-
-def smallest_integer(count: int) -> np.dtype:
-    """The smallest integer type that numpy and torch both index with, for ids below `count`."""
-    for dtype in (np.uint8, np.int16, np.int32):
-        if count - 1 <= np.iinfo(dtype).max:
-            return np.dtype(dtype)
-    raise UserError(f"a vocabulary of {count:,} symbols is too large")
+    def encode(symbols: str | Sequence[str], index: Mapping[str, int]) -> np.ndarray:
+    """Ids in the smallest integer type; unknown symbols take `<unk>`'s. A string is a stream of characters."""
+    unknown = index.get(UNKNOWN, -1)
+    if isinstance(symbols, str):  # one table look-up over code points
+        table = np.full(_CODE_POINTS, unknown, np.int32)
+        for symbol, number in index.items():
+            if len(symbol) == 1:
+                table[ord(symbol)] = number
+        ids = table[code_points(symbols)]
+    else:
+        ids = np.fromiter((index.get(s, unknown) for s in symbols), np.int32, len(symbols))
+    if len(ids) and ids.min() < 0:
+        missing = sorted({symbols[i] for i in np.flatnonzero(ids < 0)[:1000]})[:5]
+        raise UserError(f"symbols {missing} are not in the vocabulary, which has no {UNKNOWN}")
+    return ids.astype(smallest_integer(len(index)))
 
 
-def treebank_characters(text: str, counting: str = "authors") -> str:
-    """The Treebank text as the character stream that is scored.
-
-    "authors" strips each line's leading space and keeps the space before the newline (446,184 symbols in
-    the test part); "stripped" takes that one away too (442,423). The newline ends a sentence.
-    """
-    if counting not in ("authors", "stripped"):
-        raise UserError(f"counting={counting!r} is unknown: use 'authors' or 'stripped'")
-    lines = text.splitlines()
-    if counting == "stripped":
-        return "".join(line.strip(" ") + "\n" for line in lines)
-    return "".join(line.removeprefix(" ") + "\n" for line in lines)
-
-
-def word_symbols(text: str) -> list[str]:
-    """Words split at white space, with `<eos>` for each line's end."""
-    symbols: list[str] = []
-    lines = text.split("\n")
-    for line in lines[:-1]:
-        symbols += line.split()
-        symbols.append(END)
-    return symbols + lines[-1].split()
-
-
-def build_vocabulary(symbols: Iterable[str], *, minimum: int = 1, unknown: bool = True) -> list[str]:
-    """Symbols seen at least `minimum` times, most frequent first, ties in order of code points.
-
-    `<unk>` is added where `unknown` asks for it and the text does not already spell it.
-    """
-    counts = Counter(symbols)
-    kept = sorted((s for s, n in counts.items() if n >= minimum), key=lambda s: (-counts[s], s))
-    if unknown and UNKNOWN not in counts:
-        kept.append(UNKNOWN)
-    return kept
-
-
-def encode(symbols: Sequence[str], index: Mapping[str, int]) -> np.ndarray:
-    """Ids in the smallest integer type; unknown symbols take `<unk>`'s."""
-    unknown = index.get(UNKNOWN)
-    dtype = smallest_integer(len(index))
-    try:
-        return np.fromiter((index.get(s, unknown) for s in symbols), dtype, len(symbols))
-    except TypeError:
-        missing = sorted({s for s in symbols if s not in index})[:5]
-        raise UserError(f"symbols {missing} are not in the vocabulary, which has no {UNKNOWN}") from None
+def code_points(text: str) -> np.ndarray:
+    """The characters of a text as numbers: (N,) uint32."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
 
 
 def text_data(
@@ -112,15 +66,21 @@ def text_data(
     """Streams of characters or words; the vocabulary comes from the training part alone."""
     if kind not in ("char", "word"):
         raise UserError(f"kind={kind!r} is unknown: text is read as 'char' or 'word'")
-    split = list if kind == "char" else word_symbols
+    streams = {part: text if kind == "char" else word_symbols(text) for part, text in parts.items()}
+    counts = {part: _counts(stream) for part, stream in streams.items()}
     if vocabulary is None:
-        vocabulary = build_vocabulary(split(parts.get("train", "")), minimum=minimum, unknown=unknown)
+        vocabulary = build_vocabulary(counts.get("train", Counter()), minimum=minimum, unknown=unknown)
     if not vocabulary:
         raise UserError(f"{name}: the training part is empty, so there is no vocabulary")
     index = {symbol: i for i, symbol in enumerate(vocabulary)}
-    ids, missing = {}, {}
-    for part, text in parts.items():
-        symbols = split(text)
-        ids[part] = encode(symbols, index)
-        missing[part] = sum(s not in index for s in symbols) if unknown else 0
+    ids = {part: encode(stream, index) for part, stream in streams.items()}
+    missing = {part: sum(n for s, n in found.items() if s not in index) for part, found in counts.items()}
     return TextData(name, kind, ids, list(vocabulary), missing)
+
+
+def _counts(stream: str | Sequence[str]) -> Counter[str]:
+    """How often each symbol occurs; a plain string is a stream of characters."""
+    if not isinstance(stream, str):
+        return Counter(stream)
+    counts = np.bincount(code_points(stream), minlength=1)
+    return Counter({chr(code): int(counts[code]) for code in np.flatnonzero(counts)})
