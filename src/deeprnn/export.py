@@ -71,9 +71,13 @@ def _dynamic(module: Recurrent, step: bool, states: int) -> dict:
 def export_program(module: Recurrent, step: bool = False) -> torch.export.ExportedProgram:
     """`torch.export` with dynamic batch and, for the sequence form, dynamic time."""
     example = _example(module, step)
-    wrapped = (Step if step else Sequence)(module).eval()
     shapes = _dynamic(module, step, len(example) - 1)
-    return torch.export.export(wrapped, example, dynamic_shapes=shapes)
+    training = module.training
+    try:
+        wrapped = (Step if step else Sequence)(module).eval()
+        return torch.export.export(wrapped, example, dynamic_shapes=shapes)
+    finally:
+        module.train(training)
 
 
 def export_onnx(module: Recurrent, path: str | Path, *, step: bool = False) -> Path:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from deeprnn import equations, units
 from deeprnn.arguments import as_sizes, check_settings, name_unit
-from deeprnn.backends import TransitionSpec, reference, unroll
+from deeprnn.backends import TransitionSpec, unroll, unroll_with
 from deeprnn.specs import PlusSpec, positive
 from deeprnn.units import Unit
 
@@ -144,8 +144,7 @@ class DeepRNN(nn.Module):
         A = self._project(x, spec, U, b)
         if any(u.name in units.POOLED for u in spec.unit_specs):
             phis = [units.resolve(u) for u in spec.unit_specs]
-            with torch.autocast(A.device.type, enabled=False):
-                return reference.unroll_with(A.to(W[0].dtype), h0, W, S, phis, spec.widths)
+            return unroll_with(A, h0, W, S, phis, spec.widths)
         transition = TransitionSpec(spec.sizes, tuple(u.name for u in spec.unit_specs), spec.shortcuts)
         return unroll(A, h0, W, [s for s in S if s is not None], transition, backend=self.backend)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deeprnn import equations, init, units
-from deeprnn.backends import TransitionSpec, reference, unroll
+from deeprnn.backends import TransitionSpec, unroll, unroll_with
 from deeprnn.errors import UserError
 from deeprnn.specs import PlusSpec, PredictSpec
 from deeprnn.units import UnitSpec
@@ -186,12 +186,8 @@ class Plus(Operator):
             raise UserError(
                 f"backend {backend!r} has no pooled units and no dropout inside ⊕: use 'reference'"
             )
-        inner = [masks.get(f"z{n}") for n in range(1, spec.depth)]
-        with torch.autocast(A.device.type, enabled=False):
-            return reference.unroll_with(
-                A.to(W[0].dtype), h0.to(W[0].dtype), W, self._list("S"), self._phis(), spec.widths,
-                reset, masks.get("state"), [*inner, None],
-            )  # fmt: skip
+        dropped = (masks.get("state"), [*(masks.get(f"z{n}") for n in range(1, spec.depth)), None])
+        return unroll_with(A, h0, W, self._list("S"), self._phis(), spec.widths, reset, *dropped)
 
     def commutativity(self, a: Tensor, b: Tensor) -> Tensor:
         """The penalty ‖a ⊕ b − b ⊕ a‖², where input and state have the same size."""

@@ -162,6 +162,15 @@ def _outside_choice() -> str | None:
     return None if plain else "reference"
 
 
+def unroll_with(A: Tensor, h0: Tensor, W: Sequence[Tensor], *rest) -> tuple[Tensor, Tensor]:
+    """`reference.unroll_with`: units or masks that no faster backend has; a scan while exporting."""
+    with torch.autocast(A.device.type, enabled=False):
+        A, h0 = A.to(W[0].dtype), h0.to(W[0].dtype)
+        if torch.compiler.is_exporting():
+            return scan.unroll_with(A, h0, W, *rest[:4])
+        return reference.unroll_with(A, h0, W, *rest)
+
+
 @torch.compiler.assume_constant_result
 def _reason(
     name: str,
