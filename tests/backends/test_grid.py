@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deeprnn.backends import cpu_plain, load, reference
+from deeprnn.backends import cpu, cpu_plain, load, reference
 from deeprnn.backends.gradients import weight_gradients
 from tests.backends import grid
 from tests.backends.grid import Case, Rejected, examine
@@ -35,8 +35,22 @@ def serve(backend: str, case: Case, device: str) -> None:
 
 
 @pytest.mark.parametrize("case", grid.cases(), ids=str)
-def test_cpu(case):
+def test_cpu_in_plain_calls(case, monkeypatch):
+    monkeypatch.setattr(cpu, "PATH", "plain")
     serve("cpu", case, "cpu")
+
+
+@pytest.mark.parametrize("case", grid.cases()[::6] + grid.cases()[3::18], ids=str)
+def test_cpu_in_machine_code(case, monkeypatch):
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(cpu, "PATH", "fast")
+    serve("cpu", case, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", grid.cases(), ids=str)
+def test_cpu_in_machine_code_everywhere(case, monkeypatch):
+    test_cpu_in_machine_code(case, monkeypatch)
 
 
 @pytest.mark.parametrize("case", grid.large_cases() + grid.large_cases("fp64")[:3], ids=str)
@@ -184,6 +198,6 @@ def test_the_grid_rejects_members_that_share_weights():
 
 def test_the_error_is_relative_to_the_reference():
     truth = torch.full((4, 4), 1e-6, dtype=torch.float64)
-    assert math.isclose(grid._error(truth * 1.5, truth, "here"), 0.5)
+    assert math.isclose(grid._error(truth * 1.5, truth, "here"), 0.5, rel_tol=1e-6)
     with pytest.raises(Rejected, match="never written"):
         grid._error(truth * float("nan"), truth, "here")

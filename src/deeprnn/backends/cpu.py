@@ -9,7 +9,10 @@ single model, so that a member's numbers do not depend on its company. A second 
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.float32, torch.float64)
 UNITS = tuple(cpu_plain.APPLY)
+WORTH_COMPILING = 1_000_000  # multiplications
+PATH = os.environ.get("DEEPRNN_CPU", "auto")  # "auto", "plain" or "fast"
 
 
 def why_not(
@@ -51,7 +56,37 @@ def why_not(
 
 def describe_choice() -> str:
     """One line: which of the two CPU paths runs, and why."""
-    return "plain PyTorch calls with a hand-written backward"
+    if not llvmlite_found():
+        return "plain PyTorch calls with a hand-written backward; faster with llvmlite: pip install 'deeprnn[fastcpu]'"
+    if PATH == "plain":
+        return "plain PyTorch calls with a hand-written backward, as asked for by DEEPRNN_CPU=plain"
+    return (
+        f"machine code made for each shape with llvmlite; plain PyTorch calls below {WORTH_COMPILING:,} "
+        "multiplications a call"
+    )
+
+
+@lru_cache(maxsize=1)
+def llvmlite_found() -> bool:
+    """Whether the package that makes machine code is installed."""
+    return importlib.util.find_spec("llvmlite") is not None
+
+
+def _compiled(h: Tensor, W: Sequence[Tensor], S: Sequence[Tensor]) -> bool:
+    """Whether this call is worth machine code: by its own size alone, so that equal calls give equal bits.
+
+    The size is that of one member: a population must not change what its members compute.
+    """
+    if PATH == "plain" or not llvmlite_found():
+        return False
+    work = h.shape[-3] * h.shape[-2] * sum(w.shape[-1] * w.shape[-2] for w in (*W, *S))
+    return PATH == "fast" or work >= WORTH_COMPILING
+
+
+def _fast() -> Any:
+    from deeprnn.backends import cpu_fast
+
+    return cpu_fast
 
 
 def unroll(
@@ -64,8 +99,7 @@ def unroll(
     precision: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """States h (T, B, H) and intermediate layers z (T, B, ΣM - H)."""
-    shortcuts = "".join("1" if s else "0" for s in spec.shortcuts)
-    return unroll_cpu(A, h0, list(W), list(S), reset, ",".join(spec.units), shortcuts)
+    return unroll_cpu(A, h0, list(W), list(S), reset, *spec.text)
 
 
 @torch.library.custom_op("deeprnn::unroll_cpu", mutates_args=())
@@ -75,14 +109,14 @@ def unroll_cpu(
     """([P,] T, B, ΣM) -> h ([P,] T, B, H), z ([P,] T, B, ΣM - H)."""
     h, z = _outputs(A, h0, W)
     A, h0, W, S = A.contiguous(), h0.contiguous(), _dense(W), _dense(S)
+    names, flags = units.split(","), _flags(shortcuts)
+    if _compiled(h, W, S):
+        _fast().forward(A, h0, W, S, _whole(reset), names, flags, h, z)
+        return h, z
     for p in range(A.shape[0]) if A.dim() == 4 else [None]:
-        cpu_plain.forward(
-            *_member((A, h0, W, S), p),
-            _marks(reset, p),
-            units.split(","),
-            _flags(shortcuts),
-            *_member((h, z), p),
-        )
+        member: list[Any] = _member((A, h0, W, S), p)
+        out: list[Any] = _member((h, z), p)
+        cpu_plain.forward(*member, reset=_marks(reset, p), units=names, shortcuts=flags, h=out[0], z=out[1])
     return h, z
 
 
@@ -107,13 +141,16 @@ def unroll_cpu_backward(
     """Gradients before each unit dA ([P,] T, B, ΣM) and of the first state dh0 ([P,] B, H)."""
     dA, dh0 = _gradients(h, z, h0)
     dh, dz, W, S = dh.contiguous(), None if dz is None else dz.contiguous(), _dense(W), _dense(S)
+    h, z = h.contiguous(), z.contiguous()
+    names, flags = units.split(","), _flags(shortcuts)
+    if _compiled(h, W, S):
+        _fast().backward(dh, dz, h, z, W, S, _whole(reset), names, flags, dA, dh0)
+        return dA, dh0
     for p in range(h.shape[0]) if h.dim() == 4 else [None]:
+        member: list[Any] = _member((dh, dz, h, z, W, S), p)
+        out: list[Any] = _member((dA, dh0), p)
         cpu_plain.backward(
-            *_member((dh, dz, h, z, W, S), p),
-            _marks(reset, p),
-            units.split(","),
-            _flags(shortcuts),
-            *_member((dA, dh0), p),
+            *member, reset=_marks(reset, p), units=names, shortcuts=flags, dA=out[0], dh0=out[1]
         )
     return dA, dh0
 
@@ -148,6 +185,10 @@ def _member(values: Sequence[Any], p: int | None) -> list[Any]:
         None if value is None else value[p] if isinstance(value, Tensor) else [v[p] for v in value]
         for value in values
     ]
+
+
+def _whole(reset: Tensor | None) -> Tensor | None:
+    return None if reset is None else reset.contiguous()
 
 
 def _marks(reset: Tensor | None, p: int | None) -> Tensor | None:
@@ -200,20 +241,17 @@ def _second_backward(ctx: Any, g_dA: Tensor, g_dh0: Tensor) -> tuple[Any, ...]:
 
 def _plain_backward(leaves, reset, layers, units, shortcuts) -> tuple[Tensor, Tensor]:
     dh, dz, h, z, h0, *matrices = leaves
+    values = (dh, dz, h, z, h0, matrices[:layers], matrices[layers:])
+    results = []
+    for p in range(h.shape[0]) if h.dim() == 4 else [None]:
+        member: list[Any] = _member(values, p)
+        marks = _marks(reset, p)
+        results.append(
+            cpu_plain.differentiable_backward(*member, reset=marks, units=units, shortcuts=shortcuts)
+        )
     if h.dim() == 3:
-        return cpu_plain.differentiable_backward(
-            dh, dz, h, z, h0, matrices[:layers], matrices[layers:], reset, units, shortcuts
-        )
-    members = [
-        cpu_plain.differentiable_backward(
-            *_member((dh, dz, h, z, h0, matrices[:layers], matrices[layers:]), p),
-            _marks(reset, p),
-            units,
-            shortcuts,
-        )
-        for p in range(h.shape[0])
-    ]
-    dA, dh0 = zip(*members, strict=True)
+        return results[0]
+    dA, dh0 = zip(*results, strict=True)
     return torch.stack(dA), torch.stack(dh0)
 
 

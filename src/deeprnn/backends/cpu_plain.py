@@ -53,8 +53,9 @@ def forward(
         for l, name in enumerate(units):
             out = outputs[l][t]
             torch.addmm(inputs[l][t], below, entering[l], out=out)
-            if shortcut[l] is not None:
-                out.addmm_(state, shortcut[l])
+            matrix = shortcut[l]
+            if matrix is not None:
+                out.addmm_(state, matrix)
             below = APPLY[name](out)
         state = below
 
