@@ -32,7 +32,66 @@ class TextData:
         """Number of symbols: the model's input and output size."""
         return len(self.vocabulary)
 
-    def encode(symbols: str | Sequence[str], index: Mapping[str, int]) -> np.ndarray:
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of a text; a symbol outside the vocabulary becomes `<unk>`, or an error where there is none."""
+        return encode(text if self.kind == "char" else word_symbols(text), self._index)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids: `<eos>` is a line's end."""
+        symbols = [self.vocabulary[int(i)] for i in ids]
+        if self.kind == "char":
+            return "".join(symbols)
+        lines = " ".join(symbols).split(END)
+        return "\n".join(line.strip() for line in lines)
+
+
+def smallest_integer(count: int) -> np.dtype:
+    """The smallest integer type that numpy and torch both index with, for ids below `count`."""
+    for dtype in (np.uint8, np.int16, np.int32):
+        if count - 1 <= np.iinfo(dtype).max:
+            return np.dtype(dtype)
+    raise UserError(f"a vocabulary of {count:,} symbols is too large")
+
+
+def treebank_characters(text: str, counting: str = "authors") -> str:
+    """The Treebank text as the character stream that is scored.
+
+    "authors" strips each line's leading space and keeps the space before the newline (446,184 symbols in
+    the test part); "stripped" takes that one away too (442,423). The newline ends a sentence.
+    """
+    if counting not in ("authors", "stripped"):
+        raise UserError(f"counting={counting!r} is unknown: use 'authors' or 'stripped'")
+    lines = text.splitlines()
+    if counting == "stripped":
+        return "".join(line.strip(" ") + "\n" for line in lines)
+    return "".join(line.removeprefix(" ") + "\n" for line in lines)
+
+
+def word_symbols(text: str) -> list[str]:
+    """Words split at white space, with `<eos>` for each line's end."""
+    symbols: list[str] = []
+    lines = text.split("\n")
+    for line in lines[:-1]:
+        symbols += line.split()
+        symbols.append(END)
+    return symbols + lines[-1].split()
+
+
+def build_vocabulary(
+    symbols: Iterable[str] | Counter[str], *, minimum: int = 1, unknown: bool = True
+) -> list[str]:
+    """Symbols seen at least `minimum` times, most frequent first, ties in order of code points.
+
+    `<unk>` is added where `unknown` asks for it and the text does not already spell it.
+    """
+    counts = symbols if isinstance(symbols, Counter) else Counter(symbols)
+    kept = sorted((s for s, n in counts.items() if n >= minimum), key=lambda s: (-counts[s], s))
+    if unknown and UNKNOWN not in kept:
+        kept.append(UNKNOWN)
+    return kept
+
+
+def encode(symbols: str | Sequence[str], index: Mapping[str, int]) -> np.ndarray:
     """Ids in the smallest integer type; unknown symbols take `<unk>`'s. A string is a stream of characters."""
     unknown = index.get(UNKNOWN, -1)
     if isinstance(symbols, str):  # one table look-up over code points
