@@ -62,7 +62,7 @@ def entry(
         "metric": paper.METRICS[data], "paper": None, "version": "0", "commit": "0" * 12,
         "environment": {"device": "cpu"}, "data": {"name": data, "kind": kind}, "model": model,
         "recipe": recipe(data, model, seed, **changes), "finished": "2026-01-01T00:00:00+00:00", "seconds": 60.0,
-        "reason": reason, "best_epoch": 28, "result": {s: {key: v} for s, v in
+        "stopped": reason, "epochs": 30, "result": {"best_epoch": 28} | {s: {key: v} for s, v in
                                                      (("train", valid - 0.2), ("valid", valid), ("test", test))},
         "curve": rows,
     }  # fmt: skip

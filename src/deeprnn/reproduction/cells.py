@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deeprnn import paper
 from deeprnn.init import CHAR, MUSIC, WORD
 from deeprnn.recipe import Recipe
 from deeprnn.reproduction import statistics
-from deeprnn.reproduction.entries import Entry, groups
+from deeprnn.reproduction.entries import Entry, groups, without_idle
 
 ENOUGH = 3
 """seeds from which a recipe's mean counts as measured"""
@@ -137,13 +137,17 @@ def deviations(recipe: Recipe) -> tuple[str, ...]:
         and recipe.schedule.beta != BETAS[data] and not star,
         _noise(recipe): not star and recipe.regulariser.weight_noise != (0.0 if data == "ptb-char" else 0.075),
         "dropout": not star and any(vars(recipe.regulariser.dropout).values()),
-        "other initialisation": not star and recipe.init != INITS.get(data, MUSIC),
+        "other initialisation": not star and _init(recipe) != _init(replace(recipe, init=INITS.get(data, MUSIC))),
         "no pretraining": recipe.model.kind in ("dots", "srnn") and not (recipe.pretrain.recipe or recipe.pretrain.run),
         "averaged weights": part.average != "none",
         "bf16": part.precision != "fp32",
         f"scored in {recipe.evaluation.streams} streams": recipe.evaluation.streams != 1,
     }  # fmt: skip
     return tuple(text for text, present in checks.items() if present)
+
+
+def _init(recipe: Recipe) -> Any:
+    return without_idle(recipe)["init"]
 
 
 def _optimiser(recipe: Recipe) -> str:

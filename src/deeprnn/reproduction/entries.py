@@ -64,17 +64,17 @@ class Entry:
     @property
     def epochs(self) -> int:
         """Epochs trained."""
-        return int(self.curve[-1]["epoch"])
+        return int(self.raw["epochs"])
 
     @property
     def best_epoch(self) -> int:
         """The epoch whose parameters are scored."""
-        return int(self.raw["best_epoch"])
+        return int(self.raw["result"]["best_epoch"])
 
     @property
     def cut_off(self) -> bool:
         """Whether time, rather than the recipe's stop rule, ended the run."""
-        return "minutes" in str(self.raw["reason"])
+        return "minutes" in str(self.raw["stopped"])
 
     @property
     def steps_per_second(self) -> float:
@@ -88,9 +88,34 @@ class Entry:
 
 
 def identity(recipe: Recipe) -> str:
-    """A short hash of everything in a recipe that decides what is learnt, except for the seed."""
-    plain = {k: v for k, v in recipe.to_dict().items() if k not in NOT_IDENTITY}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
+    """A short hash of everything in a recipe that decides what is learnt, except for the seed.
+
+    Only what differs from the defaults is hashed, so a new field with a default changes no identity.
+    """
+    own, default = without_idle(recipe), Recipe().to_dict()
+    plain: dict[str, Any] = {}
+    for name, part in own.items():
+        if name in NOT_IDENTITY:
+            continue
+        if isinstance(part, dict):
+            part = {k: v for k, v in part.items() if v != default[name][k]}
+        if part and part != default[name]:
+            plain[name] = part
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def without_idle(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data, settings of layers that the model does not have at their defaults."""
+    own, default, model = recipe.to_dict(), Recipe().to_dict(), recipe.model
+    units = model.unit + model.intermediate_unit
+    if model.output_hidden:
+        units += model.output_unit
+    else:
+        own["model"]["output_unit"] = default["model"]["output_unit"]
+        own["init"]["output_hidden_std"] = default["init"]["output_hidden_std"]
+    if "relu" not in units:
+        own["init"]["rectifier_bias"] = default["init"]["rectifier_bias"]
+    return own
 
 
 def read_ledger(folder: str | Path = FOLDER) -> list[Entry]:
@@ -121,10 +146,11 @@ def _entry(path: Path, raw: Any) -> Entry:
     for split in SPLITS:
         if not math.isfinite(entry.value(split)):
             raise UserError(f"result.{split} is {entry.value(split)}")
-    _whole(raw["best_epoch"], "best_epoch")
+    _whole(raw["result"]["best_epoch"], "result.best_epoch")
+    _whole(raw["epochs"], "epochs")
     if not math.isfinite(entry.seconds):
         raise UserError(f"seconds is {entry.seconds}")
-    for name in ("reason", "commit", "environment"):
+    for name in ("stopped", "commit", "environment"):
         raw[name]  # a number whose origin is unknown is no evidence
     if not raw["curve"] or not all({"epoch", "step", "valid"} <= row.keys() for row in raw["curve"]):
         raise UserError("curve must be a list of rows that have an epoch, a step and a validation cost")

@@ -1,0 +1,227 @@
+"""Which runs to make, in which order: one population a recipe, first stages shared, what is done left out."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from deeprnn import paper
+from deeprnn.errors import UserError
+from deeprnn.recipe import Recipe, load_recipe, override, packaged, parse_value
+from deeprnn.reproduction.entries import Entry, identity
+from deeprnn.reproduction.extras import LABELS as EXTRAS
+from deeprnn.runs import Run
+from deeprnn.training.pretrain import first_stage
+
+SEEDS = {"music": 5, "text": 3}
+"""seeds of a cell unless --seeds says otherwise"""
+
+
+@dataclass
+class Job:
+    """One population to train."""
+
+    name: str
+    """data/model, with the size where it is a first stage of its own"""
+    recipe: Recipe
+    """with the seeds still to be trained"""
+    needs: Job | None = None
+    """the first stage that must have been trained before"""
+    stage: Recipe | None = None
+    """that first stage's recipe, also where it is trained already"""
+    why: str = "cell"
+    expected: float = 0.0
+    """seconds, estimated"""
+    estimate: str = ""
+    """where that comes from"""
+
+    @property
+    def identity(self) -> str:
+        """Of the recipe, whatever its seeds."""
+        return identity(self.recipe)
+
+    @property
+    def folder_name(self) -> str:
+        """Of the run folder: the same for the same recipe and seeds."""
+        seeds = self.recipe.seeds
+        span = "-".join(str(s) for s in dict.fromkeys((min(seeds), max(seeds))))
+        return f"{self.name.replace('/', '-')}-{self.identity}-seeds-{span}"
+
+
+@dataclass
+class Plan:
+    """The jobs to run, each after what it needs, and what was found done."""
+
+    jobs: list[Job] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+
+
+def wanted(only: Sequence[str] = (), extras: bool = False) -> list[str]:
+    """The recipes to run: all cells, or those of data sets (`jsb`), cells (`jsb/dots`) or models (`*/rnn`)."""
+    cells = [f"{c.data}/{c.model}" for c in paper.CELLS]
+    known = packaged()
+    more = [n.removeprefix("extra/") for n in known if n.startswith("extra/")]
+    everything = cells + more
+    if not only:
+        return everything if extras else cells
+    out: list[str] = []
+    for word in only:
+        pool = everything if extras or "/" in word else cells
+        found = [n for n in pool if n == word or n.split("/")[0] == word or fnmatch.fnmatchcase(n, word)]
+        if not found:
+            names = [*paper.INPUTS, *everything]
+            near = get_close_matches(word, names, n=1, cutoff=0.4)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise UserError(f"--only {word!r} matches nothing{hint}: use a data set ({', '.join(paper.INPUTS)}), "
+                            f"or data/model with model one of {', '.join([*paper.LABELS, *EXTRAS])}")  # fmt: skip
+        out += [n for n in found if n not in out]
+    return out
+
+
+def recipe_for(name: str) -> Recipe:
+    """The packaged recipe of `data/model`."""
+    stem = "extra" if name.partition("/")[2] in EXTRAS else "paper"
+    return load_recipe(f"{stem}/{name}")
+
+
+def changed(recipe: Recipe, name: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe with those overrides that are meant for it: `field=value`, or `ptb-*/rnn:field=value`."""
+    changes = {}
+    for text in overrides:
+        place, equals, value = text.partition("=")
+        pattern, colon, dotted = place.rpartition(":")
+        if not equals:
+            raise UserError(f"--override {text!r} needs the form field=value or data/model:field=value")
+        if not colon or fnmatch.fnmatchcase(name, pattern) or name.split("/")[0] == pattern:
+            changes[dotted] = parse_value(value)
+    return override(recipe, changes) if changes else recipe
+
+
+def make_plan(
+    names: Sequence[str],
+    entries: Iterable[Entry],
+    root: Path,
+    *,
+    seeds: int | None = None,
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """Jobs for the named recipes, less what the ledger has; `root` holds the run folders."""
+    entries = list(entries)
+    have = {(e.identity, e.seed) for e in entries if not e.cut_off}
+    plan, by_identity = Plan(), dict[str, Job]()
+    for name in names:
+        recipe = changed(recipe_for(name), name, overrides)
+        count = seeds or SEEDS["text" if recipe.data.name.startswith("ptb") else "music"]
+        recipe = replace(recipe, seeds=tuple(range(1, count + 1)))
+        missing = tuple(s for s in recipe.seeds if (identity(recipe), s) not in have)
+        if not missing:
+            plan.done.append(name)
+            continue
+        _add(plan, by_identity, Job(name, replace(recipe, seeds=missing)), root, overrides)
+    return plan
+
+
+def _add(plan: Plan, known: dict[str, Job], job: Job, root: Path, overrides: Sequence[str]) -> Job:
+    """Append a job after the first stage it needs; a stage that is itself wanted is used for both."""
+    stage = first_stage(job.recipe)
+    if stage is not None:
+        name = _stage_name(stage)
+        stage = changed(stage, name, [o for o in overrides if not _model_field(o)])
+        job.stage = stage
+        lacking = tuple(s for s in stage.seeds if find_member(root, identity(stage), s) is None)
+        if lacking:
+            wanted = Job(name, replace(stage, seeds=lacking), why=f"first stage of {job.name}")
+            job.needs = known.get(wanted.identity) or _add(plan, known, wanted, root, overrides)
+            _widen(job.needs, lacking)
+    same = known.get(job.identity)
+    if same is not None:  # a first stage came earlier than the cell it also is
+        same.name, same.why = job.name, job.why
+        _widen(same, job.recipe.seeds)
+        return same
+    known[job.identity] = job
+    plan.jobs.append(job)
+    return job
+
+
+def _widen(job: Job, seeds: tuple[int, ...]) -> None:
+    job.recipe = replace(job.recipe, seeds=tuple(sorted({*job.recipe.seeds, *seeds})))
+
+
+def _model_field(text: str) -> bool:
+    """Whether an override changes the model, which a first stage takes from its second."""
+    return text.partition("=")[0].rpartition(":")[2].startswith("model.")
+
+
+def _stage_name(stage: Recipe) -> str:
+    """`jsb/dts` where the stage is a cell's own model, `jsb/rnn-400` where it is of another size."""
+    data, kind = stage.data.name, stage.model.kind
+    units = paper.size(data, kind).units if data in paper.INPUTS else ()
+    own = stage.model.hidden[:1] + stage.model.intermediate[:1]
+    return f"{data}/{kind}" if own == units else f"{data}/{kind}-{'-'.join(map(str, own))}"
+
+
+def find_member(root: Path, recipe_identity: str, seed: int) -> Path | None:
+    """The folder of a finished member, by recipe and seed; None where there is none."""
+    for folder in sorted(root.glob(f"*-{recipe_identity}-seeds-*")):
+        for home in (folder / f"seed-{seed}", folder):
+            if (home / "run.json").exists():
+                info = Run(home).info
+                if info["seed"] == seed and info["result"] is not None:
+                    return home
+    return None
+
+
+# ---- how long
+
+UPDATE_COST = {"cuda": 3.0e-4, "cpu": 2.0e-3}
+STEP_COST = {"cuda": 4.5e-6, "cpu": 1.2e-4}
+"""seconds a step of the sequence, forward and backward; on the CPU for each member, on a GPU for all"""
+EPOCHS = {"music": 60, "ptb-char": 20, "ptb-word": 20}
+STEPS = {"jsb": (387, 50), "nottingham": (1166, 200), "musedata": (1478, 200)}
+SYMBOLS = {"ptb-char": 5_059_550, "ptb-word": 929_589}
+
+
+def estimate(job: Job, entries: Iterable[Entry], device: str) -> None:
+    """Fill in a job's expected seconds: from the ledger's own speed where it has one, else from a formula."""
+    recorded = [e for e in entries if (e.data, e.model) == (job.recipe.data.name, job.recipe.model.kind)
+                and str(e.raw["environment"].get("device", "")).startswith(device)]  # fmt: skip
+    if recorded:
+        job.expected = sum(e.seconds for e in recorded) / len(recorded)
+        job.estimate = "recorded"
+        return
+    data, members = job.recipe.data.name, len(job.recipe.seeds)
+    if data in STEPS:
+        updates, chunk = STEPS[data]
+    else:
+        chunk = job.recipe.data.chunk
+        updates = SYMBOLS.get(data, 10**5) // (chunk * job.recipe.data.lanes)
+    layers = max(1, len(job.recipe.model.hidden)) * (1 + len(job.recipe.model.intermediate)) / 2
+    alike = members if device == "cpu" else 1
+    per_epoch = updates * (UPDATE_COST[device] + chunk * STEP_COST[device] * layers) * alike
+    cap = job.recipe.stop.epochs or 10**9
+    job.expected = per_epoch * min(cap, EPOCHS.get(data, EPOCHS["music"]))
+    job.estimate = "estimated"
+
+
+def makespan(jobs: Sequence[Job], workers: int) -> float:
+    """Expected seconds of the whole plan with that many jobs at once, started as `ready` starts them."""
+    finish: dict[str, float] = {}
+    free = [0.0] * max(1, workers)
+    for job in ordered(jobs):
+        start = max(min(free), finish.get(job.needs.identity, 0.0) if job.needs else 0.0)
+        free[free.index(min(free))] = finish[job.identity] = start + job.expected
+    return max([0.0, *finish.values()])
+
+
+def ordered(jobs: Sequence[Job]) -> list[Job]:
+    """Longest chain first, a first stage before its second."""
+    remaining: Mapping[str, float] = {j.identity: _chain(j, jobs) for j in jobs}
+    return sorted(jobs, key=lambda j: (-remaining[j.identity], j.needs is not None))
+
+
+def _chain(job: Job, jobs: Sequence[Job]) -> float:
+    after = [_chain(other, jobs) for other in jobs if other.needs is job]
+    return job.expected + max([0.0, *after])

@@ -1,0 +1,303 @@
+"""The paper's experiments from plan to table: jobs in dependency order, several at once, inside a budget."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from deeprnn.data import sources
+from deeprnn.errors import UserError
+from deeprnn.recipe import DataPart, Recipe
+from deeprnn.reproduction.entries import FOLDER, read_ledger
+from deeprnn.reproduction.job import Place, Say, run_job
+from deeprnn.reproduction.plan import Job, Plan, estimate, make_plan, makespan, ordered, wanted
+
+ROOT = Path("runs/reproduce")
+TICK = 0.5
+"""seconds between looks at the clock"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to run and where; the command line and other programs fill it in."""
+
+    only: tuple[str, ...] = ()
+    extras: bool = False
+    seeds: int | None = None
+    budget: float | None = None
+    """minutes"""
+    device: str = "cpu"
+    jobs: int = 1
+    overrides: tuple[str, ...] = ()
+    root: Path = ROOT
+    ledger: Path = FOLDER
+
+
+@dataclass
+class Outcome:
+    """How it ended."""
+
+    finished: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    signal: int = 0
+
+    @property
+    def status(self) -> int:
+        """For the shell: 0, 1 where a job failed, 128 + n after signal n."""
+        return 128 + self.signal if self.signal else int(bool(self.failed))
+
+
+def plan_of(settings: Settings) -> Plan:
+    """The jobs still to be done, with their expected times."""
+    entries = read_ledger(settings.ledger)
+    names = wanted(settings.only, settings.extras)
+    plan = make_plan(names, entries, settings.root, seeds=settings.seeds, overrides=settings.overrides)
+    for job in plan.jobs:
+        estimate(job, entries, settings.device.partition(":")[0])
+    plan.jobs = ordered(plan.jobs)
+    return plan
+
+
+def describe(plan: Plan, settings: Settings) -> str:
+    """The plan as lines for a person."""
+    lines = [f"in the ledger already: {', '.join(plan.done)}"] if plan.done else []
+    if not plan.jobs:
+        return "\n".join([*lines, "nothing is left to run"])
+    lines.append(f"{len(plan.jobs)} populations on {settings.device}, {settings.jobs} at once:")
+    width = max(len(job.name) for job in plan.jobs)
+    for job in plan.jobs:
+        seeds = "..".join(str(n) for n in dict.fromkeys((min(job.recipe.seeds), max(job.recipe.seeds))))
+        notes = [] if job.why == "cell" else [job.why]
+        notes += [f"after {job.needs.name}"] if job.needs else []
+        lines.append(f"  {job.name:<{width}}  seeds {seeds:<6}  {minutes(job.expected):>8} ({job.estimate})"
+                     f"{'  ' + ', '.join(notes) if notes else ''}")  # fmt: skip
+    lines.append(f"expected: {minutes(makespan(plan.jobs, settings.jobs))} in all")
+    if settings.budget:
+        lines.append(
+            f"budget: {settings.budget:g} minutes; what is not finished then is saved and goes on next time"
+        )
+    return "\n".join(lines)
+
+
+def minutes(seconds: float) -> str:
+    """A time for a person."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def reproduce(settings: Settings, say: Say = print, entered: Callable[[], None] = lambda: None) -> Outcome:
+    """Run the plan; `entered` is called after every job, when the ledger may have grown."""
+    if settings.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, got {settings.jobs}")
+    if settings.budget is not None and not settings.budget > 0:
+        raise UserError(f"--budget must be above zero minutes, got {settings.budget:g}")
+    plan = plan_of(settings)
+    say(describe(plan, settings))
+    for name in dict.fromkeys(job.recipe.data.name for job in plan.jobs):
+        sources.find(name)  # missing data is an error now, not after an hour
+    outcome = Outcome()
+    if plan.jobs:
+        with _listening() as heard:
+            _Runner(settings, plan, say, entered, heard, outcome).run()
+    return outcome
+
+
+class _Runner:
+    """Starts jobs whose first stage is there, and stops all of them when time or a signal says so."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        plan: Plan,
+        say: Say,
+        entered: Callable[[], None],
+        heard: list[int],
+        outcome: Outcome,
+    ) -> None:
+        self.settings, self.plan, self.entered = settings, plan, entered
+        self.heard, self.outcome = heard, outcome
+        self.began = time.monotonic()
+        self.budget_over = threading.Event()
+        self.lock = threading.Lock()
+        self.print = say
+        self.waiting = list(plan.jobs)
+        self.running: dict[Future[bool], Job] = {}
+        self.processes = settings.jobs > 1 and not settings.device.startswith("cuda")
+
+    def say(self, text: str) -> None:
+        """A line with the seconds since the start."""
+        with self.lock:
+            self.print(f"[{time.monotonic() - self.began:6.1f} s] {text}")
+
+    def run(self) -> None:
+        """Until nothing runs and nothing can be started."""
+        with self._executor() as pool:
+            while True:
+                self._look_at_clock()
+                while not self.heard and len(self.running) < self.settings.jobs and (job := self._ready()):
+                    self.waiting.remove(job)
+                    self.say(f"{job.name}: starts, {len(job.recipe.seeds)} seeds")
+                    self.running[self._submit(pool, job)] = job
+                if not self.running:
+                    break
+                done, _ = wait(self.running, timeout=TICK, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._ended(future, self.running.pop(future))
+        self.outcome.unfinished += [job.name for job in self.waiting]
+        if self.heard and not self.budget_over.is_set():
+            self.outcome.signal = self.heard[0]
+
+    def _look_at_clock(self) -> None:
+        budget = self.settings.budget
+        if budget and not self.heard and time.monotonic() - self.began >= 60 * budget:
+            self.say(f"the budget of {budget:g} minutes is over: saving what runs")
+            self.budget_over.set()
+            self.heard.append(int(signal.SIGTERM))
+        if self.heard and self.processes:
+            _STOP.budget.value = self.budget_over.is_set()
+            _STOP.event.set()
+
+    def _ready(self) -> Job | None:
+        open_jobs = {id(job) for job in (*self.waiting, *self.running.values())}
+        lost = {id(job) for job in self.plan.jobs if job.name in self.outcome.failed}
+        for job in self.waiting:
+            if job.needs is None or id(job.needs) not in open_jobs | lost:
+                return job
+        return None
+
+    def _ended(self, future: Future[bool], job: Job) -> None:
+        error = future.exception()
+        if isinstance(error, UserError):
+            self.outcome.failed[job.name] = str(error)
+            self.say(f"{job.name}: failed: {error}")
+        elif error is not None:
+            raise error
+        elif future.result():
+            self.outcome.finished.append(job.name)
+        else:
+            self.outcome.unfinished.append(job.name)
+        self.entered()
+
+    def _executor(self) -> Executor:
+        if not self.processes:
+            return ThreadPoolExecutor(self.settings.jobs, thread_name_prefix="job")
+        _STOP.make()
+        threads = max(1, (os.cpu_count() or 1) // self.settings.jobs)
+        return ProcessPoolExecutor(
+            self.settings.jobs,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_enter_process,
+            initargs=(_STOP.event, _STOP.budget, threads),
+        )
+
+    def _submit(self, pool: Executor, job: Job) -> Future[bool]:
+        s = self.settings
+        folder = s.root / job.folder_name
+        if self.processes:
+            return pool.submit(_in_process, job.name, job.recipe, job.stage, folder, s, self.began)
+        why = lambda: _cut(s) if self.budget_over.is_set() else ""  # noqa: E731
+        place = Place(s.root, s.ledger, s.device, self.heard, why)
+        return pool.submit(_in_thread, job.name, job.recipe, job.stage, folder, place, self.say)
+
+
+def _cut(settings: Settings) -> str:
+    return f"cut off when {settings.budget:g} minutes had passed"
+
+
+def _in_thread(name: str, recipe: Recipe, stage: Recipe | None, folder: Path, place: Place, say: Say) -> bool:
+    return run_job(name, recipe, stage, folder, _data(recipe.data), place, say)
+
+
+_LOADING = threading.Lock()
+
+
+def _data(part: DataPart) -> Any:
+    """The data of a recipe, read once for all jobs."""
+    with _LOADING:
+        return _load(DataPart(name=part.name, level=part.level))
+
+
+@cache
+def _load(part: DataPart) -> Any:
+    from deeprnn.training.session import load_data
+
+    return load_data(part)
+
+
+@contextmanager
+def _listening() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM where that is possible; a second one acts at once."""
+    if threading.current_thread() is threading.main_thread():
+        from deeprnn.training.keeping import listening
+
+        with listening() as heard:
+            yield heard
+    else:
+        yield []
+
+
+# ---- processes, for the CPU
+
+
+class _Stop:
+    """The wish to stop, shared with worker processes."""
+
+    event: Any = None
+    budget: Any = None
+
+    def make(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.event, self.budget = context.Event(), context.Value("b", False)
+
+
+_STOP = _Stop()
+
+
+class _Heard(Sequence[int]):
+    """A process's view of the wish to stop, in the form that a keeper looks at."""
+
+    def __len__(self) -> int:
+        return int(_STOP.event.is_set())
+
+    def __getitem__(self, index: Any) -> Any:
+        return int(signal.SIGTERM)
+
+
+def _enter_process(event: Any, budget: Any, threads: int) -> None:
+    import torch
+
+    _STOP.event, _STOP.budget = event, budget
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and sets the event
+
+
+def _in_process(
+    name: str, recipe: Recipe, stage: Recipe | None, folder: Path, settings: Settings, began: float
+) -> bool:
+    def say(text: str) -> None:
+        sys.stdout.write(f"[{time.monotonic() - began:6.1f} s] {text}\n")
+        sys.stdout.flush()
+
+    why = lambda: _cut(settings) if _STOP.budget.value else ""  # noqa: E731
+    place = Place(settings.root, settings.ledger, settings.device, _Heard(), why)
+    return _in_thread(name, recipe, stage, folder, place, say)

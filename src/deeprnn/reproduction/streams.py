@@ -1,0 +1,43 @@
+"""Several populations on one GPU at once: each in a thread, on its own stream, with its own CUDA graphs.
+
+A population of five at batch 1 fills less than half of a large card, and a graph's replay leaves the host
+almost idle, so threads suffice. Capturing is the delicate moment: it is serialised by a lock, on a stream
+of its own, in the mode that leaves the other threads free to allocate.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from deeprnn.training.cuda_graph import WARM_UP, GraphEngine
+from deeprnn.training.updater import Updater
+
+
+class ConcurrentEngine(GraphEngine):
+    """A graph engine that captures beside other threads."""
+
+    def __init__(self, updater: Updater, setup: threading.Lock) -> None:
+        super().__init__(updater)
+        self.setup = setup
+
+    def _capture(self, length: int) -> torch.cuda.CUDAGraph:
+        """Warm up, put back what that changed, then capture: all of it while no other thread does."""
+        current = torch.cuda.current_stream()
+        with self.setup:
+            tensors = [*self.updater.tensors().values(), self.cursor]
+            before = [t.clone() for t in tensors]
+            side = torch.cuda.Stream()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    self._body(length)
+            current.wait_stream(side)
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+            current.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+                self._body(length)
+        return graph
