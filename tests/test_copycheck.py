@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeprnn.copycheck import Corpus, Passage, describe, longest_shared
+from deeprnn.copycheck import Corpus, Passage, check, describe, longest_shared
+from deeprnn.data import MusicData, Songs, TextData
 
 
 def plain_search(sample: list[int], pieces: list[list[int]]) -> int:
@@ -73,9 +74,25 @@ def test_a_million_symbols_are_searched_quickly():
     assert time.perf_counter() - begin < 5  # 0.1 s when nothing else runs
 
 
+def test_samples_are_compared_with_unseen_pieces():
+    rng = np.random.default_rng(0)
+    rolls = [(rng.random((60, 88)) < 0.05).astype(np.uint8) for _ in range(8)]
+    rolls[5][10:14] = rolls[0][30:34]
+    data = MusicData("toy", {"train": Songs.pack(rolls[:5]), "test": Songs.pack(rolls[5:6])})
+    passages, typical = check([rolls[1][7:27], rolls[7]], data)
+    assert [p.length for p in passages] == [20, 0]
+    assert (passages[0].name, passages[0].position) == ("train-0001", 7)
+    assert typical == 4
+    text = TextData(
+        "toy", "char", {"train": np.arange(50), "test": np.arange(20, 50)}, [chr(i) for i in range(50)]
+    )
+    passages, typical = check([np.arange(5, 9)], text)
+    assert (passages[0].length, typical) == (4, 4)
+
+
 def test_the_line_for_a_person():
     line = describe(Passage(17, 20, 1, 11, "chorale 5"), 60, "frames", typical=9)
     assert "17 of 60 frames" in line
     assert "chorale 5" in line
-    assert "unseen test pieces share 9" in line
+    assert "an unseen test piece shares 9" in line
     assert "nothing" in describe(Passage(0, 0, 0, 0), 60, "frames")

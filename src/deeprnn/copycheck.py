@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from deeprnn.data import MusicData, TextData
 
 BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 INVERSE = pow(BASE, -1, 1 << 64)
@@ -111,6 +115,23 @@ def longest_shared(sample: np.ndarray, pieces: Sequence[np.ndarray], names: Sequ
     return Corpus(pieces, names).longest(sample)
 
 
+def check(samples: Sequence[np.ndarray], data: MusicData | TextData) -> tuple[list[Passage], int | None]:
+    """The longest shared passage of every sample, and what unseen test pieces of that length share."""
+    train, test = data.splits["train"], data.splits.get("test")
+    unseen: list[np.ndarray] = []
+    if isinstance(train, np.ndarray):
+        corpus = Corpus([train])
+        if isinstance(test, np.ndarray):
+            unseen = [test[i:] for i in (0, len(test) // 3, 2 * len(test) // 3)]
+    else:
+        corpus = Corpus(train, getattr(data, "names", {}).get("train", ()))
+        if test is not None:
+            unseen = [np.asarray(test[i]) for i in range(min(25, len(test)))]
+    length = max((len(sample) for sample in samples), default=0)
+    shared = sorted(corpus.longest(piece[:length]).length for piece in unseen)
+    return [corpus.longest(sample) for sample in samples], shared[len(shared) // 2] if shared else None
+
+
 def describe(passage: Passage, total: int, unit: str, typical: int | None = None) -> str:
     """One line for a person: what is shared, where, and how that compares with unseen pieces."""
     if not passage.length:
@@ -121,7 +142,7 @@ def describe(passage: Passage, total: int, unit: str, typical: int | None = None
         f"copy check: the longest passage shared with the training data is {passage.length} of {total} {unit} "
         f"({share:.0f} %), from {passage.at + 1}, found{where} at {passage.position + 1}"
     )
-    return line + (f"; unseen test pieces share {typical}" if typical is not None else "")
+    return line + (f"; an unseen test piece shares {typical}" if typical is not None else "")
 
 
 def _random(count: int, seed: int) -> np.ndarray:

@@ -9,7 +9,8 @@ The same seed gives the same output, and a sample is the same alone or among man
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +32,8 @@ def from_run(run: Run, *, primer: np.ndarray | str | None = None, **options: Any
     """Music or text from a trained run; every option has a default that the run's data suggests.
 
     For all runs: length, count, seed, temperature, primer, keep_primer. For music: max_notes, tempo,
-    program. For text: top_k, top_p, avoid. `primer` is a piano roll (T, K) or a text; files and pieces
-    of the data's splits are read by `deeprnn.primer.read_primer`.
+    program. For text: top_k, top_p, avoid. `primer` is a text; for music a piano roll (T, K), a MIDI file
+    or a piece of the run's data, as in "test:3".
     """
     known = MUSIC_OPTIONS if run.kind == "music" else TEXT_OPTIONS
     common = ("length", "count", "seed", "temperature", "keep_primer")
@@ -41,7 +42,15 @@ def from_run(run: Run, *, primer: np.ndarray | str | None = None, **options: Any
             other = "text" if name in TEXT_OPTIONS else "music" if name in MUSIC_OPTIONS else ""
             reason = f"is for {other}, and this run is of kind {run.kind!r}" if other else "is unknown"
             raise UserError(f"{name}={options[name]!r} {reason}: options are {', '.join((*common, *known))}")
-    return (_music_from_run if run.kind == "music" else _text_from_run)(run, primer, **options)
+    if run.kind != "music":
+        if not (primer is None or isinstance(primer, str)):
+            raise UserError(f"a {run.kind} run is primed with a text, not with {type(primer).__name__}")
+        return text_from_run(run, primer, **options)
+    if isinstance(primer, str):
+        from deeprnn.primer import read_primer
+
+        primer = read_primer(run, primer)
+    return _music_from_run(run, primer, **options)
 
 
 def _music_from_run(
@@ -53,7 +62,10 @@ def _music_from_run(
     steps = run.grid.steps_per_beat if run.grid else 4
     wanted = 64 * steps if length is None else length
     given = 0 if primer is None else len(primer)
-    pieces, probabilities = sample_rolls(run.model(), wanted, primer=primer, **options)
+    model = run.model()
+    begin = perf_counter()
+    pieces, probabilities = sample_rolls(model, wanted, primer=primer, **options)
+    seconds = perf_counter() - begin
     kept = given if options.get("keep_primer", True) else 0
     title = f"{run.info.get('label', 'model')} on {run.info.get('data', {}).get('name', 'data')}"
     return Music(
@@ -67,36 +79,56 @@ def _music_from_run(
         title=title,
         seed=options.get("seed", 0),
         temperature=options.get("temperature", 1.0),
+        seconds=seconds,
     )
 
 
-def _text_from_run(
+def text_from_run(
     run: Run,
-    primer: Any,
+    primer: str | None = None,
     *,
     length: int | None = None,
     count: int = 1,
     keep_primer: bool = True,
+    avoid: Iterable[str] = (),
+    show: Callable[[str], object] | None = None,
     **options: Any,
 ) -> Text:
+    """Text from a trained run; `show` is called with each piece of the first sample as soon as it is there."""
     vocabulary = list(run.vocabulary or ())
-    length = (600 if run.kind == "char" else 120) if length is None else length
+    wanted = (600 if run.kind == "char" else 120) if length is None else length
     given = encode_primer(primer or "", vocabulary, run.kind)
-    start = start_symbol(vocabulary)
-    avoid = symbol_ids(options.pop("avoid", ()), vocabulary)
+    model = run.model()
+    begin = perf_counter()
     steps = stream_symbols(
-        run.model(), length=length, count=count, primer=given, start=start, avoid=avoid, **options
+        model,
+        length=wanted,
+        count=count,
+        primer=given,
+        start=start_symbol(vocabulary),
+        avoid=symbol_ids({*avoid, *never(vocabulary, run.kind)}, vocabulary),
+        **options,
     )
-    ids = np.stack(list(steps), axis=1) if length else np.zeros((count, 0), np.int64)
+    ids = np.zeros((count, wanted), np.int64)
+
+    def first() -> Iterator[int]:
+        for t, row in enumerate(steps):
+            ids[:, t] = row
+            yield int(row[0])
+
+    for piece in spell(first(), vocabulary, run.kind, after=given):
+        if show is not None:
+            show(piece)
+    seconds = perf_counter() - begin
     head = (primer or "") if keep_primer else ""
-    texts = ["".join(spell(row, vocabulary, run.kind, after=given)) for row in ids]
     return Text(
-        texts=[head + text for text in texts],
+        texts=[head + "".join(spell(row, vocabulary, run.kind, after=given)) for row in ids],
         ids=list(ids),
         primer=len(head),
         kind=run.kind,
         seed=options.get("seed", 0),
         temperature=options.get("temperature", 1.0),
+        seconds=seconds,
     )
 
 
@@ -207,7 +239,7 @@ def sample_text(
         top_p=top_p,
         primer=given,
         start=start_symbol(vocabulary),
-        avoid=symbol_ids(avoid, vocabulary),
+        avoid=symbol_ids({*avoid, *never(vocabulary, kind)}, vocabulary),
     )
     return spell((int(ids[0]) for ids in steps), vocabulary, kind, after=given)
 
@@ -259,6 +291,11 @@ def start_symbol(vocabulary: Sequence[str]) -> int:
         if symbol in vocabulary:
             return list(vocabulary).index(symbol)
     return 0
+
+
+def never(vocabulary: Sequence[str], kind: str) -> tuple[str, ...]:
+    """Symbols no text contains: among characters <unk> only stands for what was not seen."""
+    return ("<unk>",) if kind == "char" and "<unk>" in vocabulary else ()
 
 
 def symbol_ids(symbols: Iterable[str], vocabulary: Sequence[str]) -> list[int]:

@@ -18,18 +18,14 @@ PIECE_BEATS = 8  # how much of a named piece is given when nobody says
 
 def run_data(run: Run) -> MusicData | TextData:
     """The data a run was trained on, read again; a UserError where it is not to be found."""
-    from deeprnn.data import TextData, load
+    from deeprnn.data import TextData
+    from deeprnn.recipe import load_recipe
+    from deeprnn.training.session import load_data
 
-    about = run.info["data"]
-    place = about.get("path") or about["name"]
-    options: dict[str, object] = {}
-    if run.kind != "music" and Path(place).exists():
-        options["level"] = run.kind
-    if run.kind == "music" and run.grid is not None and Path(place).exists():
-        options["grid"] = run.grid
-    data = load(place, **options)
-    if isinstance(data, TextData) and run.vocabulary and data.vocabulary != run.vocabulary:
-        raise UserError(f"{place} has changed since the run was trained: its vocabulary is another")
+    part = load_recipe(run.path / "recipe.toml").data
+    data = load_data(part)
+    if isinstance(data, TextData) and data.vocabulary != run.vocabulary:
+        raise UserError(f"{part.name} has changed since the run was trained: its vocabulary is another")
     return data
 
 

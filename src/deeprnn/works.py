@@ -31,9 +31,15 @@ class Music:
     title: str = ""
     seed: int = 0
     temperature: float = 1.0
+    seconds: float = 0.0  # that sampling took
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+    @property
+    def sampled(self) -> list[np.ndarray]:
+        """The pieces without their primer."""
+        return [piece[self.primer :] for piece in self.pieces]
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter(self.pieces)
@@ -102,9 +108,15 @@ class Text:
     kind: str = "char"
     seed: int = 0
     temperature: float = 1.0
+    seconds: float = 0.0  # that sampling took
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @property
+    def sampled(self) -> list[np.ndarray]:
+        """The ids of what was sampled, the primer not among them."""
+        return self.ids
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.texts)

@@ -1,0 +1,206 @@
+"""`deeprnn generate`: let a trained run write music or text."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from deeprnn.console import console
+from deeprnn.errors import UserError
+
+if TYPE_CHECKING:
+    from deeprnn.copycheck import Passage
+    from deeprnn.runs import Run
+    from deeprnn.works import Music, Text
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Let a trained run write music (MIDI, WAV, picture) or text.
+
+    `deeprnn generate runs/x` needs nothing else: the run knows its data, grid and vocabulary.
+    """
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
+    """folder of a run; of a population, its best member writes"""
+    length: int | None = None
+    """frames, characters or words after the primer (sixteen bars; 600 characters; 120 words)"""
+    count: int = 1
+    """how many samples"""
+    seed: int | None = None
+    """the same seed gives the same output (a fresh one, which is shown)"""
+    temperature: float = 1.0
+    """below 1 safer, above 1 bolder, 0 always the likeliest"""
+    top_k: int | None = None
+    """text: choose among the K likeliest symbols only"""
+    top_p: float | None = None
+    """text: choose among the likeliest symbols that together have this probability"""
+    avoid: tuple[str, ...] = ()
+    """text: symbols never chosen, as in --avoid '<unk>'"""
+    max_notes: int | None = None
+    """music: at most this many notes at once"""
+    primer: str | None = None
+    """what it begins with: a MIDI or text file, a text, or a piece of the run's data as in test:3"""
+    primer_length: int | None = None
+    """how much of the primer to use, in frames or characters (a named piece: its first two bars)"""
+    keep_primer: bool = True
+    """whether the primer stands at the beginning of the output"""
+    tempo: float | None = None
+    """music: beats a minute (90)"""
+    program: int | None = None
+    """music: General MIDI program, 0 piano, 19 organ, 48 strings"""
+    out: Path | None = None
+    """folder for the files (music: out; text: printed only)"""
+    formats: tuple[Literal["mid", "wav", "png"], ...] = ("mid", "wav", "png")
+    """music: which files to write"""
+    copy_check: bool = True
+    """look for the longest passage shared with the training data"""
+    json: bool = False
+    """print one JSON document to stdout and nothing else there"""
+
+    def run(self) -> int:
+        """Sample, write, and tell."""
+        from deeprnn.runs import load_run
+
+        run = load_run(self.run_folder)
+        seed = secrets.randbelow(1 << 31) if self.seed is None else self.seed
+        options = self.options(run, seed)
+        if run.kind != "music" and self.count == 1 and not self.json:
+            work = stream_text(run, options)
+        else:
+            from deeprnn import generate
+
+            work = generate.from_run(run, **options)
+        stem = f"{run.name.replace('/', '-')}-seed{seed}"
+        files = self.save(work, stem)
+        passages, typical, why_not = self.check(run, work)
+        if self.json:
+            print(json.dumps(document(run, work, seed, files, passages, typical, why_not), indent=1))
+        else:
+            tell(run, work, seed, files, passages, typical, why_not, streamed=self.count == 1)
+        return 0
+
+    def options(self, run: Run, seed: int) -> dict[str, Any]:
+        """What is passed on; options left out keep the library's defaults."""
+        optional = {
+            "length": self.length, "max_notes": self.max_notes, "tempo": self.tempo, "program": self.program,
+            "top_k": self.top_k, "top_p": self.top_p, "avoid": self.avoid or None,
+        }  # fmt: skip
+        chosen = {name: value for name, value in optional.items() if value is not None}
+        chosen |= {"count": self.count, "temperature": self.temperature, "keep_primer": self.keep_primer}
+        if self.primer is not None:
+            from deeprnn.primer import read_primer
+
+            chosen["primer"] = read_primer(run, self.primer, self.primer_length)
+        elif self.primer_length is not None:
+            raise UserError("--primer-length says how much of a primer to use: name one with --primer")
+        return {**chosen, "seed": seed}
+
+    def save(self, work: Music | Text, stem: str) -> list[Path]:
+        """Write the files: music always, text where a folder is given."""
+        from deeprnn.works import Music
+
+        if isinstance(work, Music):
+            return work.save((self.out or Path("out")) / stem, self.formats)
+        return work.save(self.out / stem) if self.out else []
+
+    def check(self, run: Run, work: Music | Text) -> tuple[list[Passage], int | None, str]:
+        """The copy check, or why there is none."""
+        if not self.copy_check:
+            return [], None, ""
+        from deeprnn.copycheck import check
+        from deeprnn.primer import run_data
+
+        try:
+            data = run_data(run)
+        except UserError as error:
+            return [], None, f"copy check left out, the training data is not here ({error})"
+        return *check(work.sampled, data), ""
+
+
+def stream_text(run: Run, options: dict[str, Any]) -> Text:
+    """Print a text symbol by symbol as it is sampled."""
+    from deeprnn import generate
+
+    primer = options.get("primer") or ""
+    if primer and options.get("keep_primer", True):
+        console().print(primer, style="dim", end="", markup=False)
+
+    def show(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    work = generate.text_from_run(run, show=show, **options)
+    sys.stdout.write("\n")
+    return work
+
+
+def document(
+    run: Run, work: Music | Text, seed: int, files: list[Path], passages: list[Passage],
+    typical: int | None, why_not: str,
+) -> dict[str, Any]:  # fmt: skip
+    """What `--json` prints."""
+    import dataclasses
+
+    from deeprnn.works import Text
+
+    steps = sum(len(sample) for sample in work.sampled)
+    out: dict[str, Any] = {
+        "run": str(run.path),
+        "kind": run.kind,
+        "model": run.info.get("label"),
+        "seed": seed,
+        "temperature": work.temperature,
+        "count": len(work),
+        "length": len(work.sampled[0]),
+        "primer": work.primer,
+        "seconds": round(work.seconds, 4),
+        "steps_per_second": round(steps / max(work.seconds, 1e-9)),
+        "files": [str(path) for path in files],
+        "copy_check": {
+            "passages": [dataclasses.asdict(passage) for passage in passages],
+            "unseen": typical,
+            "left_out": why_not or None,
+        },
+    }
+    if isinstance(work, Text):
+        out["texts"] = work.texts
+    return out
+
+
+def tell(
+    run: Run, work: Music | Text, seed: int, files: list[Path], passages: list[Passage],
+    typical: int | None, why_not: str, streamed: bool,
+) -> None:  # fmt: skip
+    """The same for a person; text goes to stdout, everything about it to stderr."""
+    from deeprnn.copycheck import describe
+    from deeprnn.works import Music
+
+    about = console(stderr=True)
+    music = isinstance(work, Music)
+    if not music and not streamed:
+        for number, text in enumerate(work.texts, 1):
+            about.print(f"── {number} of {len(work)}", style="dim")
+            print(text)
+    unit = "frames" if music else {"char": "characters", "word": "words"}[run.kind]
+    steps = sum(len(sample) for sample in work.sampled)
+    label = run.info.get("label", "the model")
+    about.print(
+        f"{label} wrote {steps:,} {unit} in {work.seconds:.2f} s ({steps / max(work.seconds, 1e-9):,.0f} a second); "
+        f"again with --seed {seed}",
+        style="dim",
+        markup=False,
+    )
+    for number, (passage, sample) in enumerate(zip(passages, work.sampled, strict=False), 1):
+        which = f"{number}: " if len(passages) > 1 else ""
+        about.print(f"{which}{describe(passage, len(sample), unit, typical)}", style="dim", markup=False)
+    if why_not:
+        about.print(why_not, style="dim", markup=False)
+    for path in files:
+        console().print(str(path), markup=False)
