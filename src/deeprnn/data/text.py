@@ -103,7 +103,7 @@ def encode(symbols: str | Sequence[str], index: Mapping[str, int]) -> np.ndarray
     else:
         ids = np.fromiter((index.get(s, unknown) for s in symbols), np.int32, len(symbols))
     if len(ids) and ids.min() < 0:
-        missing = sorted({symbols[i] for i in np.flatnonzero(ids < 0)[:1000]})[:5]
+        missing = sorted({str(symbols[int(i)]) for i in np.flatnonzero(ids < 0)[:1000]})[:5]
         raise UserError(f"symbols {missing} are not in the vocabulary, which has no {UNKNOWN}")
     return ids.astype(smallest_integer(len(index)))
 
@@ -128,9 +128,11 @@ def text_data(
     streams = {part: text if kind == "char" else word_symbols(text) for part, text in parts.items()}
     counts = {part: _counts(stream) for part, stream in streams.items()}
     if vocabulary is None:
-        vocabulary = build_vocabulary(counts.get("train", Counter()), minimum=minimum, unknown=unknown)
-    if not vocabulary:
-        raise UserError(f"{name}: the training part is empty, so there is no vocabulary")
+        if not counts.get("train"):
+            raise UserError(
+                f"{name}: the training part is empty, so there is no vocabulary: add files, or name them by split"
+            )
+        vocabulary = build_vocabulary(counts["train"], minimum=minimum, unknown=unknown)
     index = {symbol: i for i, symbol in enumerate(vocabulary)}
     ids = {part: encode(stream, index) for part, stream in streams.items()}
     missing = {part: sum(n for s, n in found.items() if s not in index) for part, found in counts.items()}
