@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from deeprnn.backends import cpu_plain
-from deeprnn.backends.gradients import weight_gradients
+from deeprnn.backends import cpu_plain, reference
+from deeprnn.backends.gradients import aligned, inside_functional_grad, weight_gradients
 
 if TYPE_CHECKING:
     from deeprnn.backends import TransitionSpec
@@ -98,7 +98,12 @@ def unroll(
     reset: Tensor | None = None,
     precision: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """States h (T, B, H) and intermediate layers z (T, B, ΣM - H)."""
+    """States h (T, B, H) and intermediate layers z (T, B, ΣM - H).
+
+    Inside torch.func.grad and its kin, where custom operators have no gradient, the reference serves.
+    """
+    if inside_functional_grad():
+        return reference.unroll(A, h0, list(W), list(S), spec, reset)
     return unroll_cpu(A, h0, list(W), list(S), reset, *spec.text)
 
 
@@ -116,7 +121,9 @@ def unroll_cpu(
     for p in range(A.shape[0]) if A.dim() == 4 else [None]:
         member: list[Any] = _member((A, h0, W, S), p)
         out: list[Any] = _member((h, z), p)
-        cpu_plain.forward(*member, reset=_marks(reset, p), units=names, shortcuts=flags, h=out[0], z=out[1])
+        marks = _marks(reset, p)
+        cpu_plain.forward(*member, reset=marks, units=names, shortcuts=flags, h=out[0], z=out[1])
+        _put_back((h, z), out, p)
     return h, z
 
 
@@ -149,9 +156,9 @@ def unroll_cpu_backward(
     for p in range(h.shape[0]) if h.dim() == 4 else [None]:
         member: list[Any] = _member((dh, dz, h, z, W, S), p)
         out: list[Any] = _member((dA, dh0), p)
-        cpu_plain.backward(
-            *member, reset=_marks(reset, p), units=names, shortcuts=flags, dA=out[0], dh0=out[1]
-        )
+        marks = _marks(reset, p)
+        cpu_plain.backward(*member, reset=marks, units=names, shortcuts=flags, dA=out[0], dh0=out[1])
+        _put_back((dA, dh0), out, p)
     return dA, dh0
 
 
@@ -182,9 +189,22 @@ def _member(values: Sequence[Any], p: int | None) -> list[Any]:
     if p is None:
         return list(values)
     return [
-        None if value is None else value[p] if isinstance(value, Tensor) else [v[p] for v in value]
+        None
+        if value is None
+        else aligned(value[p])
+        if isinstance(value, Tensor)
+        else [aligned(v[p]) for v in value]
         for value in values
     ]
+
+
+def _put_back(whole: Sequence[Tensor], member: Sequence[Tensor], p: int | None) -> None:
+    """Copy a member's results to their place where alignment made them stand apart."""
+    if p is None:
+        return
+    for target, value in zip(whole, member, strict=True):
+        if target[p].data_ptr() != value.data_ptr():
+            target[p].copy_(value)
 
 
 def _whole(reset: Tensor | None) -> Tensor | None:

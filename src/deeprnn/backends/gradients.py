@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 
 
 def weight_gradients(
@@ -29,10 +31,11 @@ def weight_gradients(
     """Gradients of W_1..W_L and of each S_l, in order; a leading population dimension is carried along."""
     if dA.dim() == 4 and dA.device.type == "cpu":
         # One product per member: the same call, hence the same bits, as for that member alone.
-        members = [
-            weight_gradients(dA[p], h[p], z[p], h0[p], _of_member(reset, p), sizes, shortcuts)
-            for p in range(dA.shape[0])
-        ]
+        members = []
+        for p in range(dA.shape[0]):
+            own: Any = [aligned(x[p]) for x in (dA, h, z, h0)]
+            marks = _of_member(reset, p)
+            members.append(weight_gradients(*own, reset=marks, sizes=sizes, shortcuts=shortcuts))
         dW = [torch.stack(d) for d in zip(*(m[0] for m in members), strict=True)]
         dS = [torch.stack(d) for d in zip(*(m[1] for m in members), strict=True)]
         return dW, dS
@@ -58,6 +61,21 @@ def previous_states(h: Tensor, h0: Tensor, reset: Tensor | None) -> Tensor:
         return h
     previous = torch.cat([h0.unsqueeze(-3), h.narrow(-3, 0, h.shape[-3] - 1)], dim=-3)
     return previous if reset is None else previous.masked_fill(reset.unsqueeze(-1), 0)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """A member's slice of a population, copied unless it begins as freely as a tensor of its own.
+
+    The same matrix product may round otherwise when its operands start in the middle of a cache line.
+    """
+    return x if x.numel() * x.element_size() % 64 == 0 else x.clone()
+
+
+def inside_functional_grad() -> bool:
+    """Whether torch.func.grad, vjp or jvp is at work: custom operators have no gradients there."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(level.key() != TransformType.Vmap for level in get_interpreter_stack() or ())
 
 
 def _of_member(reset: Tensor | None, member: int) -> Tensor | None:
