@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from deeprnn.data import SPLITS, Grid, MusicData, TextData, load
-from deeprnn.data.importing import Options, import_path, split_by_hash
+from deeprnn.data.importing import Options, import_path
+from deeprnn.data.splitting import split_by_hash
 from deeprnn.errors import UserError
 from tests.data.makers import midi_file, mutations, note_track
 

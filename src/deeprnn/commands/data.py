@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from deeprnn.commands.data_views import DownloadBar, import_json, show_check, show_import
 from deeprnn.console import console
-from deeprnn.errors import UserError, need
+from deeprnn.errors import UserError
 
 if TYPE_CHECKING:
     from deeprnn.data import MusicData, TextData
-    from deeprnn.data.importing import FileReport, Report
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DataCheck:
         if self.json:
             print(json.dumps({"sets": entries}, indent=2))
         else:
-            _show_check(entries)
+            show_check(entries)
         asked = [entry for entry in entries if entry["name"] in self.sets]
         bad = any(entry.get("verified") is False or "error" in entry for entry in entries)
         return 1 if bad or not all(entry["found"] for entry in asked) else 0
@@ -70,7 +70,7 @@ class DataGet:
         if "bach" in self.sets:
             raise UserError("bach needs no download: it comes with `pip install 'deeprnn[bach]'`")
         for name in SOURCES if self.sets == ("all",) else self.sets:
-            with _download_bar(name) as progress:
+            with DownloadBar(name) as progress:
                 results = get(name, progress=progress)
             for place, fresh in results:
                 console().print(f"{name}: {'downloaded' if fresh else 'already at'} {place}", markup=False)
@@ -161,12 +161,12 @@ class DataImport:
     """A file or folder."""
     kind: Literal["auto", "music", "char", "word"] = "auto"
     """How to read it; auto takes a folder with MIDI files as music and text as characters."""
-    steps_per_beat: int = 4
-    """Grid steps per beat (quarter note) for MIDI."""
-    low: int = 21
-    """Lowest MIDI number kept."""
-    high: int = 108
-    """Highest MIDI number kept."""
+    steps_per_beat: int | None = None
+    """Grid steps per beat (quarter note) for MIDI; 4 if not given."""
+    low: int | None = None
+    """Lowest MIDI number kept; 21 if not given."""
+    high: int | None = None
+    """Highest MIDI number kept; 108 if not given."""
     drums: bool = False
     """Keep drum tracks as pitches instead of dropping them."""
     transpose: bool = False
@@ -188,8 +188,12 @@ class DataImport:
 
         if self.max_megabytes is not None:
             os.environ["DEEPRNN_MAX_BYTES"] = str(self.max_megabytes * 2**20)
-        grid = Grid(self.steps_per_beat, self.low, self.high)
-        options = Options(self.kind, grid, self.drums, self.transpose, self.minimum)
+        given = (self.steps_per_beat, self.low, self.high)
+        default = Grid()
+        parts = (default.steps_per_beat, default.low, default.high)
+        grid = Grid(*(part if value is None else value for value, part in zip(given, parts, strict=True)))
+        chosen = None if given == (None, None, None) else grid  # files with a grid of their own keep it
+        options = Options(self.kind, chosen, self.drums, self.transpose, self.minimum)
         options.progress = lambda paths: progress_bar(paths, "Reading files")
         data, report = import_path(self.path, options)
         if self.out:
@@ -197,136 +201,7 @@ class DataImport:
                 raise UserError(f"--out {self.out} must end in .npz")
             save_npz(self.out, data)
         if self.json:
-            print(json.dumps(_import_json(data, report, self.out), indent=2))
+            print(json.dumps(import_json(data, report, self.out), indent=2))
         else:
-            _show_import(data, report, self.out)
+            show_import(data, report, self.out)
         return 0
-
-
-def _show_check(entries: list[dict[str, Any]]) -> None:
-    table = need("rich.table", extra="cli").Table(box=None, pad_edge=False)
-    for heading in ("set", "split", "songs", "frames/tokens", "density", "size", "sha256"):
-        numeric = heading in ("songs", "frames/tokens", "density")
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
-    notes = []
-    for entry in entries:
-        for row in _check_rows(entry):
-            table.add_row(*row)
-        if not entry["found"]:
-            notes.append(f"{entry['name']}: {entry['get']}")
-        if "error" in entry:
-            notes.append(f"{entry['name']}: {entry['error']}")
-        if count := entry.get("duplicates_across_splits"):
-            notes.append(f"{entry['name']}: {count} songs occur in two splits")
-    console().print(table)
-    for note in notes:
-        console().print(note, markup=False)
-
-
-def _check_rows(entry: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A line per split; the set's name and checks stand on the first."""
-    if not entry["found"]:
-        return [(entry["name"], "not found")]
-    if "error" in entry:
-        return [(entry["name"], "unreadable", "", "", "", "", _verified(entry))]
-    size = f"{entry['pitches']} pitches" if "pitches" in entry else f"{entry['vocabulary']:,} types"
-    rows = []
-    for split, count in (entry.get("frames") or entry["tokens"]).items():
-        songs = f"{entry['sequences'][split]:,}" if "sequences" in entry else ""
-        density = f"{entry['notes_per_frame'][split]:.2f}" if "notes_per_frame" in entry else ""
-        name, *checks = (entry["name"], size, _verified(entry)) if not rows else ("", "", "")
-        rows.append((name, split, songs, f"{count:,}", density, *checks))
-    return rows
-
-
-def _verified(entry: dict[str, Any]) -> str:
-    return {True: "verified", False: "DIFFERS", None: "packaged"}[entry.get("verified")]
-
-
-def _slashed(counts: dict[str, int]) -> str:
-    return " / ".join(f"{count:,}" for count in counts.values())
-
-
-def _show_import(data: MusicData | TextData, report: Report, out: Path | None) -> None:
-    from deeprnn.data.checking import describe
-
-    screen = console()
-    for file in report.files:
-        screen.print(_file_line(file), markup=False)
-    skipped = len(report.files) - report.accepted
-    screen.print(f"\n{report.accepted:,} files accepted, {skipped:,} skipped", markup=False)
-    for reason, count in report.reasons().most_common(10):
-        screen.print(f"  {count:,} × {reason}", markup=False)
-    if report.losses.notes:
-        screen.print(f"of {report.losses.notes:,} notes: {report.losses}", markup=False)
-    facts = describe(data)
-    for key in ("sequences", "frames", "tokens"):
-        if key in facts:
-            screen.print(f"{key}, train / valid / test: {_slashed(facts[key])}", markup=False)
-    if "vocabulary" in facts:
-        unknown = _slashed(getattr(data, "unknown", {}))
-        screen.print(f"vocabulary: {facts['vocabulary']:,}; read as <unk>: {unknown}", markup=False)
-    for first, second in report.duplicates:
-        screen.print(f"warning: {second} holds the same as {first}", markup=False)
-    for warning in report.warnings:
-        screen.print(f"warning: {warning}", markup=False)
-    if out:
-        screen.print(f"written: {out}", markup=False)
-
-
-def _file_line(file: FileReport) -> str:
-    if not file.accepted:
-        return f"skipped   {file.path}: {file.reason}"
-    remarks = ([str(file.losses)] if file.losses and str(file.losses) != "nothing lost" else []) + file.notes
-    return (
-        f"accepted  {file.path} -> {file.split} ({file.size:,}){': ' if remarks else ''}{'; '.join(remarks)}"
-    )
-
-
-def _import_json(data: MusicData | TextData, report: Report, out: Path | None) -> dict[str, Any]:
-    from deeprnn.data.checking import describe
-
-    files = []
-    for file in report.files:
-        entry = {"path": file.path, "accepted": file.accepted}
-        if file.accepted:
-            entry |= {"split": file.split, "size": file.size, "notes": file.notes}
-            entry |= {"losses": file.losses.to_dict()} if file.losses else {}
-        else:
-            entry["reason"] = file.reason
-        files.append(entry)
-    return {
-        "name": data.name,
-        **describe(data),
-        "files": files,
-        "accepted": report.accepted,
-        "skipped": len(report.files) - report.accepted,
-        "losses": report.losses.to_dict(),
-        "duplicates": [list(pair) for pair in report.duplicates],
-        "warnings": report.warnings,
-        "out": str(out) if out else None,
-    }
-
-
-class _download_bar:
-    """A progress bar for one set's download on stderr, nothing where that is no terminal."""
-
-    def __init__(self, name: str) -> None:
-        self.bar = need("rich.progress", extra="cli").Progress(
-            "[progress.description]{task.description}",
-            need("rich.progress", extra="cli").BarColumn(),
-            need("rich.progress", extra="cli").DownloadColumn(),
-            console=console(stderr=True),
-            disable=not console(stderr=True).is_terminal,
-        )
-        self.task = self.bar.add_task(name, total=None)
-
-    def __enter__(self):
-        self.bar.start()
-        return self.update
-
-    def __exit__(self, *exception: object) -> None:
-        self.bar.stop()
-
-    def update(self, done: int, total: int | None) -> None:
-        self.bar.update(self.task, completed=done, total=total)

@@ -69,7 +69,7 @@ def _load_path(
 ) -> MusicData | TextData:
     from deeprnn.data.importing import Options, import_path
 
-    return import_path(path, Options(kind, grid or Grid(), drums, transpose, minimum))[0]
+    return import_path(path, Options(kind, grid, drums, transpose, minimum))[0]
 
 
 def _treebank(name: str) -> dict[str, str]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from deeprnn.data import load
 from deeprnn.data.bach import corpus_folder
-from deeprnn.data.importing import duplicates_across_splits
 from deeprnn.data.music import MusicData
 from deeprnn.data.sources import SOURCES, find_file, sha256_of
+from deeprnn.data.splitting import duplicates_across_splits
 from deeprnn.data.text import TextData
 from deeprnn.errors import UserError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +16,12 @@ from deeprnn.data.midi import midi_bytes_to_song
 from deeprnn.data.music import SPLITS, Grid, MusicData, Songs
 from deeprnn.data.quantise import Losses, to_common_tonic
 from deeprnn.data.rolls import READERS
+from deeprnn.data.splitting import duplicates_across_splits, named_split, split_by_hash
 from deeprnn.data.text import TextData, text_data
 from deeprnn.errors import UserError
 
 TEXT = (".txt", ".text", ".md")
-SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
 LINE_SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
-
-_WORDS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid"}
-_WORDS |= {"dev": "valid", "test": "test"}
 
 
 @dataclass
@@ -64,7 +60,7 @@ class Options:
     """How files are read: `kind` is auto, music, char or word."""
 
     kind: str = "auto"
-    grid: Grid = field(default_factory=Grid)
+    grid: Grid | None = None  # None: the default for MIDI, what a file says of itself elsewhere
     drums: bool = False
     transpose: bool = False
     minimum: int = 1
@@ -87,19 +83,22 @@ def import_path(path: Path, options: Options | None = None) -> tuple[MusicData |
     if options.kind not in ("auto", "music", "char", "word"):
         raise UserError(f"kind={options.kind!r} is unknown: use auto, music, char or word")
     if path.is_file() and path.suffix.lower() in READERS:
-        return _with_own_splits(path)
-    paths = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _is_plain(p, path))
+        return _with_own_splits(path, options)
+    found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    paths = [p for p in found if not _is_hidden(p, path)]
     if not paths:
         raise UserError(f"{path} holds no files")
     music = _is_music(paths, options.kind)
     items, report = _read_all(path, paths, music, options)
     if not items:
         raise UserError(_nothing_accepted(path, report, music))
+    if len(found) > len(paths):
+        report.warnings.append(f"{len(found) - len(paths)} hidden files were left out")
     _assign(items, report)
     _find_duplicates(items, report)
     name = path.resolve().stem
     if music:
-        return _music_of(name, items, options.grid, report), report
+        return _music_of(name, items, options.grid or Grid(), report), report
     parts = _text_parts(items)
     kind = "char" if options.kind == "auto" else options.kind
     data = text_data(name, kind, parts, minimum=options.minimum)
@@ -107,28 +106,14 @@ def import_path(path: Path, options: Options | None = None) -> tuple[MusicData |
     return data, report
 
 
-def duplicates_across_splits(data: MusicData) -> list[tuple[str, str]]:
-    """Songs of one split whose frames equal a song's of an earlier split, as pairs of names."""
-    seen: dict[bytes, tuple[str, str]] = {}
-    pairs = []
-    for split in data.splits:
-        for name, roll in zip(data.names[split], data.splits[split], strict=True):
-            key = hashlib.sha256(roll.tobytes()).digest()
-            first = seen.setdefault(key, (split, name))
-            if first[0] != split:
-                pairs.append((f"{first[0]}/{first[1]}", f"{split}/{name}"))
-    return pairs
+def _is_hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
-def split_by_hash(digest: str) -> str:
-    """train, valid or test from a file's sha256: it stays the same whatever other files are added."""
-    point = int(digest[:16], 16) / 2**64
-    return "train" if point < SHARES["train"] else "valid" if point < 1 - SHARES["test"] else "test"
-
-
-def _is_plain(path: Path, root: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-    return path.is_file() and not path.is_symlink() and not hidden
+def _shown(path: Path, root: Path) -> str:
+    """A name that can be printed, whatever bytes and control characters the file's own name has."""
+    name = str(path.relative_to(root)) if root.is_dir() else path.name
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
 
 
 def _is_music(paths: Sequence[Path], kind: str) -> bool:
@@ -147,7 +132,7 @@ def _begins_as_midi(path: Path) -> bool:
 def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) -> tuple[list[_Item], Report]:
     items, report, seen, total = [], Report(), {}, 0
     for path in options.progress(paths):
-        shown = str(path.relative_to(root)) if root.is_dir() else path.name
+        shown = _shown(path, root)
         entry = FileReport(shown, accepted=False)
         report.files.append(entry)
         try:
@@ -179,13 +164,14 @@ def _check_suffix(path: Path, music: bool, alone: bool) -> None:
 
 
 def _read_song(data: bytes, entry: FileReport, options: Options) -> np.ndarray:
-    song = midi_bytes_to_song(data, options.grid, drums=options.drums, what="it")
+    grid = options.grid or Grid()
+    song = midi_bytes_to_song(data, grid, drums=options.drums, what="it")
     if not len(song.roll):
         lost = f" ({song.losses})" if song.losses.notes else ""
         raise UserError(f"no notes are left on the grid{lost}")
     entry.losses, roll = song.losses, song.roll
     if options.transpose:
-        roll, fallen = to_common_tonic(roll, options.grid)
+        roll, fallen = to_common_tonic(roll, grid)
         if fallen:
             entry.notes.append(f"{fallen} sounding steps left the pitch range when transposed")
     if song.type == 2:
@@ -211,18 +197,12 @@ def _read_text(data: bytes) -> str:
 
 def _assign(items: list[_Item], report: Report) -> None:
     """Splits that names give (train.txt, test/a.mid), where all files have one; else by hash of content."""
-    given = [_given_split(item.path) for item in items]
+    given = [named_split(item.path) for item in items]
     by_name = set(given) == set(SPLITS)
     accepted = {file.path: file for file in report.files}
     for item, named in zip(items, given, strict=True):
         item.split = named if by_name and named else split_by_hash(item.digest)
         accepted[item.path].split = item.split
-
-
-def _given_split(path: str) -> str | None:
-    words = [word for part in Path(path).parts for word in re.split(r"[._\- ]", part.lower())]
-    found = {_WORDS[word] for word in words if word in _WORDS}
-    return found.pop() if len(found) == 1 else None
 
 
 def _find_duplicates(items: list[_Item], report: Report) -> None:
@@ -263,14 +243,29 @@ def _ended(text: str) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
-def _with_own_splits(path: Path) -> tuple[MusicData | TextData, Report]:
-    data = READERS[path.suffix.lower()](path)
+def _with_own_splits(path: Path, options: Options) -> tuple[MusicData | TextData, Report]:
+    data = READERS[path.suffix.lower()](path, grid=options.grid)
+    if options.kind not in ("auto", data.kind):
+        raise UserError(f"{path} holds {data.kind} data: it cannot be read as {options.kind}")
     size = sum(s.frames if isinstance(s, Songs) else len(s) for s in data.splits.values())
     report = Report([FileReport(path.name, accepted=True, split="its own", size=size)])
     if isinstance(data, MusicData):
+        if options.transpose:
+            _transpose(data, report)
         report.duplicates = duplicates_across_splits(data)
     _warn_of_empty({split: len(content) for split, content in data.splits.items()}, report)
     return data, report
+
+
+def _transpose(data: MusicData, report: Report) -> None:
+    grid = data.grid or Grid(low=21, high=20 + data.size)
+    for split, songs in data.splits.items():
+        moved = [to_common_tonic(roll, grid) for roll in songs]
+        data.splits[split] = Songs.pack((roll for roll, _ in moved), data.size)
+        if fallen := sum(lost for _, lost in moved):
+            report.warnings.append(
+                f"{fallen:,} sounding steps of {split} left the pitch range when transposed"
+            )
 
 
 def _warn_of_empty(sizes: dict[str, int], report: Report) -> None:

@@ -1,0 +1,122 @@
+"""What an epoch's batches are made of: a table of rows, and which row is the target of each step and lane.
+
+Batches are gathered on demand, on whatever device the plan lies, so one epoch can run without the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """T steps of B lanes; `reset` zeroes the state before a step, `mask` says which steps are scored."""
+
+    x: Tensor  # (T, B, pitches) uint8 or (T, B) int64
+    y: Tensor  # the same, one step later
+    mask: Tensor  # (T, B) bool
+    reset: Tensor  # (T, B) bool
+
+
+class Stacked(NamedTuple):
+    """All batches of one length, stacked: (n, T, B, ...), and their places in the epoch's order."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    reset: Tensor
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An epoch's batches, indexable: target rows, scored steps and resets over one long time axis."""
+
+    table: Tensor  # (N, bytes) uint8 packed frames, row 0 silent; or (N,) integer symbols
+    rows: Tensor  # (S, B) int32: the table row that is the target of each step
+    mask: Tensor  # (S, B) bool
+    reset: Tensor  # (S, B) bool
+    starts: tuple[int, ...]  # where each batch begins on the time axis
+    lengths: tuple[int, ...]  # and how many steps it has
+    pitches: int = 0  # 0: symbols
+    song_lengths: tuple[int, ...] = ()  # of the songs as given, for music
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> Batch:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        span = slice(self.starts[index], self.starts[index] + self.lengths[index])
+        rows, reset = self.rows[span], self.reset[span]
+        return Batch(*self._gather(rows, reset), self.mask[span], reset)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def lanes(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def distinct_lengths(self) -> tuple[int, ...]:
+        """The few chunk lengths that occur, ascending: one compiled path or CUDA graph each."""
+        return tuple(sorted(set(self.lengths)))
+
+    @property
+    def scored(self) -> int:
+        """How many frames or symbols the plan scores."""
+        return int(self.mask.sum())
+
+    def to(self, device: torch.device | str) -> Plan:
+        """The same plan with its table and indices on `device`; batches are then made there."""
+        moved = {name: getattr(self, name).to(device) for name in ("table", "rows", "mask", "reset")}
+        return replace(self, **moved)
+
+    def stacked(self, length: int) -> Stacked:
+        """Every batch of `length` steps in one tensor each: a whole epoch materialised on the device."""
+        order = tuple(i for i, n in enumerate(self.lengths) if n == length)
+        if not order:
+            raise ValueError(f"no batch has {length} steps; lengths are {self.distinct_lengths}")
+        starts = torch.tensor([self.starts[i] for i in order], device=self.rows.device)
+        steps = starts[:, None] + torch.arange(length, device=self.rows.device)  # (n, T)
+        rows, reset = self.rows[steps], self.reset[steps]
+        return Stacked(*self._gather(rows, reset), self.mask[steps], reset, order)
+
+    def new_scores(self, *leading: int) -> Tensor:
+        """Where `record` puts the nats of every table row: zeros (*leading, N)."""
+        return torch.zeros(*leading, len(self.table), device=self.table.device)
+
+    def record(self, scores: Tensor, index: int, nats: Tensor) -> None:
+        """Store batch `index`'s nats (..., T, B) at their rows of `scores` (..., N), without synchronising."""
+        span = slice(self.starts[index], self.starts[index] + self.lengths[index])
+        target = torch.where(self.mask[span], self.rows[span], 0).long()  # row 0 is never scored
+        scores[..., target] = nats.detach().to(scores.dtype)
+
+    def collect(self, scores: Tensor) -> np.ndarray:
+        """Recorded nats in the order of the data: (..., frames) for music, (..., symbols) for text.
+
+        A text's first symbol is not scored and holds zero, as `metrics` expects.
+        """
+        values = scores.detach().cpu().double().numpy().copy()
+        values[..., 0] = 0.0
+        return values[..., 1:] if self.pitches else values
+
+    def _gather(self, rows: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        before = (rows - 1).clamp_(min=0)
+        if not self.pitches:
+            return self.table[before].long(), self.table[rows].long()
+        before = torch.where(reset, 0, before)  # a song's first input is silence, not another song's end
+        return unpack(self.table[before], self.pitches), unpack(self.table[rows], self.pitches)
+
+
+def unpack(packed: Tensor, pitches: int) -> Tensor:
+    """Bits to uint8 zeros and ones, on any device: (..., bytes) -> (..., pitches)."""
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
+    bits = (packed.unsqueeze(-1) >> shifts) & 1
+    return bits.flatten(-2)[..., :pitches].contiguous()
