@@ -11,12 +11,13 @@ side, computed before the loop as one product or gather.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate
 from types import ModuleType
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from torch.autograd import forward_ad
 from deeprnn.errors import UserError
 
 logger = logging.getLogger("deeprnn")
+F = TypeVar("F", bound=Callable)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,12 @@ REGISTRY = {
 PREFERENCE = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "reference")}
 
 
+def constant_when_compiled(function: F) -> F:
+    """`torch.compiler.assume_constant_result`, without its import of the compiler, which takes a second."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def load(name: str) -> ModuleType:
     """The module of a backend, imported when first asked for."""
     if name not in REGISTRY:
@@ -88,7 +96,7 @@ def choose(spec: TransitionSpec, device: str, dtype: torch.dtype, precision: str
     return _choose(spec.sizes, *spec.text, device, dtype, precision)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _choose(*case) -> str:
     """`choose` over plain values: a compiler runs it while tracing and keeps the answer."""
     return _choose_once(*case)
@@ -171,7 +179,7 @@ def unroll_with(A: Tensor, h0: Tensor, W: Sequence[Tensor], *rest) -> tuple[Tens
         return reference.unroll_with(A, h0, W, *rest)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _reason(
     name: str,
     sizes: tuple[int, ...],

@@ -1,0 +1,201 @@
+"""Imports point one way, the core needs little, and `import deeprnn` needs almost nothing."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import deeprnn
+
+SRC = Path(deeprnn.__file__).parent
+
+# From the inside out. A part imports from rows above its own, and from itself; neighbours in a row do
+# not know each other. What is in no row is the outer circle: generation, reports, pictures.
+ROWS = [
+    {"errors"},
+    {"console"},
+    {"units"},
+    {"specs", "equations", "init"},
+    {"backends"},
+    {"operators", "arguments"},
+    {"layers", "models"},
+    {"paper", "anatomy", "export"},
+    {"data", "losses", "metrics", "render"},
+    {"recipe", "checkpoint"},
+    {"runs"},
+    {"ledger"},
+    {"training"},
+]
+LAST = [{"web"}, {"commands"}, {"cli"}, {"__main__"}]
+MODELS = {"units", "equations", "init", "backends", "operators", "layers", "models"}
+ABOUT_DATA = {"data", "losses", "metrics"}
+SEES_BOTH = {"runs", "training"}  # a run folder holds a model and what its data were
+CORE = set().union(*ROWS) - {"console", "render", "export"}
+NEEDED = {"torch", "numpy", "safetensors"}
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(SRC.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(f): f for f in sorted(SRC.rglob("*.py"))}
+
+
+def part(module: str) -> str:
+    """The first name below deeprnn: a file or a package."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(tree: ast.AST, late: bool = False) -> Iterator[tuple[str, bool]]:
+    """Every imported module of a file and whether it is imported inside a function; types do not count."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner if inner in MODULES else node.module), late
+        yield from imports(
+            node, late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        )
+
+
+@cache
+def imported(module: str) -> frozenset[tuple[str, bool]]:
+    return frozenset(imports(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
+
+
+def own(module: str) -> set[str]:
+    """The parts of deeprnn that a module imports, now or late, its own aside."""
+    names = {name for name, _ in imported(module) if name in MODULES and name != "deeprnn"}
+    return {part(name) for name in names} - {part(module)}
+
+
+def row(name: str) -> int:
+    for number, parts in enumerate(ROWS):
+        if name in parts:
+            return number
+    for number, parts in enumerate(LAST):
+        if name in parts:
+            return len(ROWS) + 1 + number
+    return len(ROWS)  # the outer circle
+
+
+def test_every_row_names_something_that_exists():
+    assert set().union(*ROWS, *LAST) <= {part(m) for m in MODULES}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if part(m)])
+def test_imports_point_one_way(module):
+    mine = row(part(module))
+    outer = mine == len(ROWS)  # within the outer circle parts may use each other
+    wrong = {other for other in own(module) if row(other) > mine or (row(other) == mine and not outer)}
+    assert not wrong, f"{module} imports {sorted(wrong)}, which lie beside or outside it"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if part(m) in ABOUT_DATA])
+def test_data_knows_no_model(module):
+    assert not own(module) & (MODELS | {"specs", "paper", "training"})
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if part(m) in set().union(*ROWS) - SEES_BOTH])
+def test_only_training_sees_both(module):
+    seen = own(module)
+    assert not (seen & ABOUT_DATA and seen & MODELS)
+
+
+def test_the_core_imports_only_what_it_declares():
+    """Followed through everything that is imported at module level, from every core module."""
+    start = [m for m in MODULES if part(m) in CORE and not m.startswith("deeprnn.backends.")]
+    seen, todo = set(), start
+    while todo:
+        module = todo.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        for name, late in imported(module):
+            if late:
+                continue
+            if name in MODULES:
+                todo.append(name)
+            else:
+                root = name.split(".")[0]
+                assert root in NEEDED | set(sys.stdlib_module_names) | {"deeprnn"}, f"{module} imports {name}"
+    assert {"deeprnn.backends.reference", "deeprnn.backends.cpu", "deeprnn.backends.scan"} <= seen
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_deeprnn_is_light():
+    code = "import sys, deeprnn; print(sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = set(ast.literal_eval(python(code)))
+    heavy = {"torch", "numpy", "safetensors", "rich", "matplotlib", "tyro", "scipy", "starlette", "numba"}
+    assert not loaded & heavy
+
+
+def test_building_a_model_does_not_import_the_compiler():
+    """Importing torch._dynamo takes more than a second: who does not compile should not pay."""
+    code = """
+import sys, torch, deeprnn
+before = "torch._dynamo" in sys.modules
+net = deeprnn.dts_rnn(input_size=3, hidden_size=4, intermediate_size=5, output_size=3)
+print(before, "torch._dynamo" in sys.modules)
+"""
+    assert python(code).split() in (["False", "False"], ["True", "True"])
+
+
+def test_the_core_runs_where_no_extra_is_installed():
+    code = """
+import sys
+
+for name in ("tyro", "rich", "matplotlib", "scipy", "symusic", "music21", "starlette", "uvicorn", "onnx",
+             "onnxscript", "onnxruntime", "numba", "llvmlite", "tensorboard", "IPython"):
+    sys.modules[name] = None  # as if it were not installed
+import torch
+import deeprnn
+net = deeprnn.dots_rnn(input_size=3, hidden_size=4, intermediate_size=5, output_hidden_size=6, output_size=3)
+logits, state = net(torch.zeros(4, 2, 3))
+logits.sum().backward()
+deeprnn.DeepRNN(3, 4, intermediate_sizes=5)(torch.zeros(4, 2, 3))[0].sum().backward()
+import deeprnn.training.loop, deeprnn.runs, deeprnn.data.batching
+from deeprnn.errors import UserError, need
+try:
+    need("symusic", extra="midi")
+except UserError as error:
+    print(error)
+"""
+    assert "pip install 'deeprnn[midi]'" in python(code)
+
+
+def test_every_public_name_resolves():
+    for name in deeprnn.__all__:
+        assert getattr(deeprnn, name) is not None
+    assert set(dir(deeprnn)) == set(deeprnn.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        deeprnn.no_such_name
+
+
+def test_every_backend_of_the_registry_is_a_module():
+    from deeprnn.backends import PREFERENCE, REGISTRY
+
+    for name, module in REGISTRY.items():
+        assert module in MODULES
+        assert {n for names in PREFERENCE.values() for n in names} <= set(REGISTRY)
+        if name != "cuda":
+            loaded = importlib.import_module(module)
+            assert callable(loaded.why_not)
+            assert callable(loaded.unroll)
