@@ -26,9 +26,19 @@ def curve(epochs: int, start: float = 11.0, floor: float = 8.3) -> list[dict[str
     for e in range(1, epochs + 1):
         fall = (start - floor) * math.exp(-e / 9)
         valid = floor + fall + 0.15 * math.sin(e) / e
-        rows.append({"epoch": e, "step": 387 * e, "seconds": 2.5 * e, "train": floor - 0.5 + fall, "valid": valid,
-                     "rate": 1.0 if e < 20 else 20.0 / e, "grad_norm": 0.4 + 0.1 * math.cos(e), "clipped": 0.1,
-                     "frames_per_second": 5400.0})  # fmt: skip
+        rows.append(
+            {
+                "epoch": e,
+                "step": 387 * e,
+                "seconds": 2.5 * e,
+                "train": floor - 0.5 + fall,
+                "valid": valid,
+                "rate": 1.0 if e < 20 else 20.0 / e,
+                "grad_norm": 0.4 + 0.1 * math.cos(e),
+                "clipped": 0.1,
+                "frames_per_second": 5400.0,
+            }
+        )
     return rows
 
 
@@ -69,14 +79,26 @@ def write_run(
     score = {HEADLINE[kind]: test}
     done = status == "finished"
     info = {
-        "format": 1, "name": folder.name, "status": status,
-        "data": {"name": data or {"music": "jsb", "char": "ptb-char", "word": "ptb-word"}[kind], "kind": kind},
-        "model": model.spec.to_dict(), "label": label(model.spec), "parameters": dissect(model.spec).parameters,
-        "seed": seed, "created": "2026-01-02T03:00:00", "updated": updated, "version": "0.1.0", "commit": "abc1234",
+        "format": 1,
+        "name": folder.name,
+        "status": status,
+        "data": {
+            "name": data or {"music": "jsb", "char": "ptb-char", "word": "ptb-word"}[kind],
+            "kind": kind,
+        },
+        "model": model.spec.to_dict(),
+        "label": label(model.spec),
+        "parameters": dissect(model.spec).parameters,
+        "seed": seed,
+        "created": "2026-01-02T03:00:00",
+        "updated": updated,
+        "version": "0.1.0",
+        "commit": "abc1234",
         "environment": {"python": "3.11", "torch": "2.13", "device": "cpu"},
-        "paper": {"music": 8.278, "char": 1.414, "word": 117.7}[kind], "metric": METRIC[kind],
+        "paper": {"music": 8.278, "char": 1.414, "word": 117.7}[kind],
+        "metric": METRIC[kind],
         "result": {"best_epoch": epochs - 3, "train": score, "valid": score, "test": score} if done else None,
-    }  # fmt: skip
+    }
     (folder / "run.json").write_text(json.dumps(info))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if kind == "music":

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ class Library:
             raise Refusal(404, "there is no such run: it may have been moved or deleted")
         return found
 
+    def again(self, entry: Entry) -> dict[str, Any]:
+        """The run's summary as it is now."""
+        return {"id": entry.id, "name": entry.summary["name"], **self._summary(entry.path)}
+
     def metrics(self, entry: Entry) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a line that is still being written is left out."""
         return self._cached(entry.path / "metrics.jsonl", _rows, LARGEST_METRICS) or []
@@ -106,7 +111,12 @@ class Library:
         if not isinstance(info, dict):
             return {"status": "unreadable", "updated": None, "error": "run.json is missing or broken"}
         rows = self._cached(path / "metrics.jsonl", _rows, LARGEST_METRICS) or []
-        return summarise(info, rows, (path / "best.safetensors").is_file())
+        summary = summarise(info, rows, (path / "best.safetensors").is_file())
+        mark = self._cache.get(path / "metrics.jsonl")
+        if summary["status"] == "running" and mark:  # run.json rests while a run goes on
+            news = datetime.fromtimestamp(mark[0][0] / 1e9, UTC).isoformat(timespec="seconds")
+            summary["updated"] = max(summary["updated"] or "", news)
+        return summary
 
     def _cached(self, path: Path, read: Callable[[bytes], Any], largest: int) -> Any:
         """What `read` makes of a file, remembered until the file changes; None where it cannot be read."""

@@ -12,8 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from deeprnn.web.jobs import Seat
-from deeprnn.web.library import LARGEST_METRICS, Entry, Library, parse_row, summarise
-from deeprnn.web.refusals import Refusal
+from deeprnn.web.library import LARGEST_METRICS, Entry, Library, parse_row
 
 PAUSE = 0.5  # seconds between looks
 BEAT = 15.0  # seconds of silence after which a comment is sent, so that a dead connection is noticed
@@ -67,14 +66,7 @@ async def follow(library: Library, entry: Entry, pause: float = PAUSE) -> AsyncI
 
 
 def _summary(library: Library, entry: Entry) -> dict[str, Any] | None:
-    if not entry.path.is_dir():
-        return None
-    try:
-        info = library.info(entry)
-    except Refusal:
-        return {**entry.summary, "status": "unreadable"}
-    rows = library.metrics(entry)
-    return {**entry.summary, **summarise(info, rows, (entry.path / "best.safetensors").is_file())}
+    return library.again(entry) if entry.path.is_dir() else None
 
 
 def event(name: str, value: Any) -> bytes:

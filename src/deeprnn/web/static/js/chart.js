@@ -75,7 +75,7 @@ export function lineChart({ height = 260, label = "", log = false, digits = 3 })
   function axes(x0, x1, y0, y1, X, Y, width) {
     const g = s("g", { class: "axes" });
     const inverse = log ? (v) => 10 ** v : (v) => v;
-    for (const v of ticks(y0, y1, Math.max(2, Math.floor(height / 56)))) {
+    for (const v of ticks(y0, y1, Math.max(3, Math.floor(height / 56)))) {
       const value = inverse(v);
       const y = Y(value);
       const text = log || Math.abs(value) < 0.01 ? Number(value.toPrecision(2)).toString() : Number(value.toFixed(3)).toString();

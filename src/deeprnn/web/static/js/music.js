@@ -118,7 +118,7 @@ export function musicBench(runs) {
       if (item.frames) {
         roll.append(item.frames, roots(item.heat));
         made += item.frames.length;
-        roll.show(roll.frames.length, 2);
+        roll.show(roll.frames.length, 0.9);
       }
     }
     return made;
@@ -137,7 +137,7 @@ export function musicBench(runs) {
     player.play(v.roll, {
       tempo: tempo.value,
       from,
-      onframe: (at) => { v.roll.playhead = at; v.roll.show(at, 3); v.roll.draw(); },
+      onframe: (at) => { v.roll.playhead = at; v.roll.show(at, 0.1); v.roll.draw(); },
       onend: stopPlaying,
     });
   }
@@ -180,7 +180,7 @@ export function musicBench(runs) {
     ondragleave: () => el.classList.remove("dropping"),
     ondrop: (event) => { event.preventDefault(); el.classList.remove("dropping"); if (event.dataTransfer.files[0]) drop(event.dataTransfer.files[0]); } },
     h("div", { class: "bench-bar" }, go,
-      button("Back to the beginning", undo, { title: "Remove what was sampled" }), button("Clear", () => put([])),
+      button("Start over", undo, { title: "Remove what was sampled" }), button("Clear", () => put([])),
       starts, h("label", { class: "button file", for: "midi", text: "Open MIDI…" }), pick),
     stage,
     h("div", { class: "bench-bar knobs" }, temperature.el, tempo.el, length.el, seed.el,

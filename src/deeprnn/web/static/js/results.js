@@ -25,15 +25,15 @@ export function resultLine(store, runs) {
   const margin = (high - low) * 0.06 || 1;
   const width = 560;
   const X = (v) => 24 + ((v - low + margin) / (high - low + 2 * margin)) * (width - 48);
-  const svg = s("svg", { viewBox: `0 0 ${width} 92`, class: "result-line", role: "img",
+  const svg = s("svg", { viewBox: `0 0 ${width} 104`, class: "result-line", role: "img",
     "aria-label": `${UNITS[runs[0].metric] || runs[0].metric}, lower is better: ${marks.map((m) => `${m.name} ${number(m.value)}`).join(", ")}` });
   svg.append(s("line", { x1: 8, x2: width - 8, y1: 50, y2: 50, class: "rule" }));
-  for (const { mark, row } of rows(marks.filter((m) => !m.run), X, 78)) {
+  for (const { mark, row } of rows(marks.filter((m) => !m.run), X, 56, 3)) {
     const x = X(mark.value);
-    svg.append(s("line", { x1: x, x2: x, y1: 45, y2: row ? 68 : 56, class: "tick" }),
-      s("text", { x, y: row ? 84 : 68, "text-anchor": "middle", class: "soft", text: mark.name.replace("-RNN", "") }));
+    svg.append(s("line", { x1: x, x2: x, y1: 45, y2: 56 + 15 * row, class: "tick" }),
+      s("text", { x, y: 68 + 15 * row, "text-anchor": "middle", class: "soft", text: mark.name.replace("-RNN", "") }));
   }
-  for (const { mark, row } of rows(marks.filter((m) => m.run), X, 96)) {
+  for (const { mark, row } of rows(marks.filter((m) => m.run), X, 96, 2)) {
     const x = X(mark.value);
     svg.append(s("circle", { cx: x, cy: 50, r: 7, class: `mine m${mark.i}` }),
       s("text", { x: Math.min(Math.max(x, 44), width - 44), y: row ? 14 : 34, "text-anchor": "middle", class: `mine-text m${mark.i}`, text: `${mark.name} ${number(mark.value)}` }));
@@ -42,12 +42,13 @@ export function resultLine(store, runs) {
     h("figcaption", {}, "Beside the paper ", h("span", { class: "soft", text: `· ${UNITS[runs[0].metric] || runs[0].metric} on the test set, left is better` })), svg);
 }
 
-/** Names that would overlap go to a second row. */
-function rows(marks, X, room) {
-  const ends = [-Infinity, -Infinity];
+/** Names that would overlap go to another row. */
+function rows(marks, X, room, most) {
+  const ends = Array(most).fill(-Infinity);
   return [...marks].sort((a, b) => a.value - b.value).map((mark) => {
     const x = X(mark.value);
-    const row = x - ends[0] < room ? 1 : 0;
+    const free = ends.findIndex((end) => x - end >= room);
+    const row = free < 0 ? most - 1 : free;
     ends[row] = x;
     return { mark, row };
   });

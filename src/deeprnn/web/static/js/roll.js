@@ -311,13 +311,13 @@ export class Roll {
     this.draw();
   }
 
-  /** Scroll a frame into sight. */
-  show(t, ahead = 0) {
+  /** Scroll a frame into sight, to the given share of the width where it was not. */
+  show(t, share = 0.5) {
     const left = t * this.cell;
     const view = this.scroller;
-    if (left < view.scrollLeft || left + this.cell * (1 + ahead) > view.scrollLeft + view.clientWidth) {
+    if (left < view.scrollLeft || left + this.cell * 2 > view.scrollLeft + view.clientWidth) {
       this.spacer.style.width = `${this.columns() * this.cell}px`;
-      view.scrollLeft = Math.max(0, left - view.clientWidth * (ahead ? 0.15 : 0.5));
+      view.scrollLeft = Math.max(0, left - view.clientWidth * share);
     }
   }
 }

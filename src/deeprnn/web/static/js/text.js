@@ -18,7 +18,7 @@ export function textBench(runs) {
   const seed = seedField();
   const go = button(two ? "Continue both" : "Continue", proceed, { class: "button primary", id: "continue" });
   const look = button("Show surprise", surprise, { id: "surprise" });
-  const status = h("p", { class: "bench-status soft", role: "status" });
+  const status = h("p", { class: "soft", role: "status" });
   const voices = runs.map((run, i) => {
     const tokens = new Tokens(kind, { label: two ? `Text ${"AB"[i]}` : "Text", onbranch: (text) => { input.value = text; proceed(); } });
     return { run, tokens, mean: h("span", { class: "soft surprise" }) };
@@ -66,9 +66,9 @@ export function textBench(runs) {
 
   const el = h("section", { class: "panel bench", "aria-label": "Playground" },
     h("label", { class: "field wide" }, h("span", { text: "Beginning" }), input),
-    h("div", { class: "bench-bar" }, go, look, temperature.el, length.el, seed.el, status),
+    h("div", { class: "bench-bar lined" }, go, look, temperature.el, length.el, seed.el, h("div", { class: "bench-status" }, two ? null : voices[0].mean, status)),
     h("div", { class: two ? "pair" : "" }, voices.map((v, i) => h("div", { class: "voice" },
-      h("div", { class: "voice-head" }, two ? h("span", { class: `letter m${i}`, text: "AB"[i] }) : null, two ? h("b", { text: v.run.label || v.run.name }) : null, v.mean),
+      two ? h("div", { class: "voice-head" }, h("span", { class: `letter m${i}`, text: "AB"[i] }), h("b", { text: v.run.label || v.run.name }), v.mean) : null,
       v.tokens.el))),
     h("div", { class: "scale", "aria-hidden": "true" }, h("span", { text: "expected" }), [0, 1, 2, 3, 4, 5].map((i) => h("i", { class: `heat${i}` })), h("span", { text: "surprising" }),
       h("span", { class: "soft", text: "Point at a symbol for what the model would rather have seen; press one to go on from there." })));
