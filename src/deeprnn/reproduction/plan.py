@@ -128,6 +128,7 @@ def _add(plan: Plan, known: dict[str, Job], job: Job, root: Path, overrides: Seq
     """Append a job after the first stage it needs; a stage that is itself wanted is used for both."""
     stage = first_stage(job.recipe)
     if stage is not None:
+        stage = _labelled(stage)
         name = _stage_name(stage)
         stage = changed(stage, name, [o for o in overrides if not _model_field(o)])
         job.stage = stage
@@ -155,10 +156,16 @@ def _model_field(text: str) -> bool:
     return text.partition("=")[0].rpartition(":")[2].startswith("model.")
 
 
+def _labelled(stage: Recipe) -> Recipe:
+    """The stage under the name its model has by itself: without shortcuts a DT, not a DT(S)."""
+    plain = stage.model.kind == "dts" and stage.model.shortcut == "none"
+    return replace(stage, model=replace(stage.model, kind="dt")) if plain else stage
+
+
 def _stage_name(stage: Recipe) -> str:
     """`jsb/dts` where the stage is a cell's own model, `jsb/rnn-400` where it is of another size."""
     data, kind = stage.data.name, stage.model.kind
-    units = paper.size(data, kind).units if data in paper.INPUTS else ()
+    units = paper.size(data, "dts" if kind == "dt" else kind).units if data in paper.INPUTS else ()
     own = stage.model.hidden[:1] + stage.model.intermediate[:1]
     return f"{data}/{kind}" if own == units else f"{data}/{kind}-{'-'.join(map(str, own))}"
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -187,11 +188,10 @@ class _Runner:
 
     def _ended(self, future: Future[bool], job: Job) -> None:
         error = future.exception()
-        if isinstance(error, UserError):
-            self.outcome.failed[job.name] = str(error)
-            self.say(f"{job.name}: failed: {error}")
-        elif error is not None:
-            raise error
+        if error is not None:  # one job's failure costs the others nothing
+            told = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+            self.outcome.failed[job.name] = told.strip()
+            self.say(f"{job.name}: failed: {told.strip()}")
         elif future.result():
             self.outcome.finished.append(job.name)
         else:
