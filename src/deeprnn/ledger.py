@@ -57,7 +57,9 @@ def _short(value: Any) -> Any:
 def record(run: Run, folder: str | Path) -> Path:
     """Write a run's entry into a ledger folder, under the data's, model's and run's name."""
     found = entry(run)
-    stem = "-".join([found["data"]["name"], found["model"], run.name.replace("/", "-").replace(" ", "-")])
+    stem, name = f"{found['data']['name']}-{found['model']}", run.name.replace("/", "-").replace(" ", "-")
+    stem = name if name.startswith(stem) else f"{stem}-{name}"
+    stem = stem if "seed-" in stem else f"{stem}-seed-{found['seed']}"
     path = Path(folder) / f"{stem}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, found)

@@ -81,7 +81,7 @@ def transfer(layout: Layout, row: Tensor, source: Mapping[str, Tensor]) -> tuple
 
 def multipliers(layout: Layout, names: tuple[str, ...], rate: float, like: Tensor) -> Tensor:
     """(N,) rate multipliers: `rate` for what was pretrained, 1 for the rest."""
-    out = torch.ones(layout.total, dtype=like.dtype, device=like.device)
+    out = torch.ones(layout.width, dtype=like.dtype, device=like.device)
     for name in names:
         out[layout.span(name)] = rate
     return out

@@ -135,15 +135,11 @@ class Updater:
         named = {f"model.{name}": leaf for name, leaf in leaves.items()}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
             if len(state[0]) > 1:
-                return vmap(self._call, in_dims=(0, self._batch_dims(batch), 0, 0))(
-                    named, batch, state, masks
-                )
+                dims = (0, 0 if batch.mask.dim() == 3 else None, 0, None if masks is None else 0)
+                return vmap(self._call, in_dims=dims)(named, batch, state, masks)
             one = None if masks is None else {k: m[0] for k, m in masks.items()}
             nats, state = self._call(named, batch, tuple(h[0] for h in state), one)
         return nats[None], tuple(h[None] for h in state)
-
-    def _batch_dims(self, batch: Batch) -> int | None:
-        return 0 if batch.mask.dim() == 3 else None
 
     def _call(self, named: dict[str, Tensor], batch: Batch, state: State, masks: Any) -> tuple[Tensor, State]:
         return functional_call(self.scored, named, (Batch(*batch), state, masks))

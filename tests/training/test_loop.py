@@ -1,0 +1,194 @@
+"""The loop: it learns, carries state, keeps the best, averages, and stops at what is not a number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from deeprnn.data.batching import Batch
+from deeprnn.models import build
+from deeprnn.training.evaluate import dynamic_evaluation, evaluate, evaluation_plan, score
+from deeprnn.training.loop import NonFinite, Trainer
+from tests.training.toys import DEEP, music, recipe, text
+
+
+class Lines:
+    """Collects what the loop reports."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict] = []
+        self.updates = 0
+
+    def updated(self, trainer):
+        self.updates += 1
+
+    def epoch_ended(self, trainer, rows):
+        self.rows.append(rows[0])
+
+
+def test_it_learns_the_toy_music():
+    lines = Lines()
+    trainer = Trainer(recipe(stop__epochs=25, regulariser__weight_noise=0.01), music())
+    trainer.train([lines])
+    assert lines.updates == 25 * trainer.length
+    assert lines.rows[-1]["train"] < 0.6 * lines.rows[0]["train"]
+    assert lines.rows[-1]["step"] == lines.updates
+    result = trainer.results()[0]
+    assert result["valid"]["nats_per_frame"] == min(r["valid"] for r in lines.rows)
+    assert result["best_epoch"] == 1 + int(np.argmin([r["valid"] for r in lines.rows]))
+    assert set(result) == {"best_epoch", "train", "valid", "test"}
+
+
+@pytest.mark.parametrize("kind", ["char", "word"])
+def test_it_learns_a_text(kind):
+    lines = Lines()
+    settings = recipe(
+        data__chunk=12,
+        stop__epochs=8,
+        regulariser__weight_noise=0.0,
+        optimiser__name="adam",
+        optimiser__rate=0.02,
+    )
+    Trainer(settings, text(kind)).train([lines])
+    assert lines.rows[-1]["valid"] < lines.rows[0]["valid"] - 0.3
+
+
+def test_one_update_is_the_clipped_gradient_of_the_mean_loss():
+    """Against autograd on the model itself, without noise."""
+    data = music()
+    trainer = Trainer(recipe(regulariser__weight_noise=0.0, optimiser__clip=0.1, **DEEP), data)
+    model = build(trainer.spec, seed=0)
+    model.load_state_dict(
+        {k: v.clone() for k, v in trainer.layout.views(trainer.updater.parameters[0]).items()}
+    )
+    batch = trainer.plans(1)[0][0]
+    logits, state = model(batch.x, None, batch.reset)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.y.float(), reduction="sum")
+    (loss / batch.mask.sum()).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=False)
+    assert norm > 0.1
+    before = trainer.updater.parameters.clone()
+    trainer.updater.update([batch])
+    moved = trainer.layout.views((before - trainer.updater.parameters)[0])
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(moved[name], p.grad, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(trainer.updater.state[0][0], state[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_state_is_carried_within_a_song_and_reset_at_the_next():
+    trainer = Trainer(recipe(regulariser__weight_noise=0.0), music())
+    plan = trainer.plans(1)[0]
+    first, second = plan[0], plan[1]
+    assert first.reset[0, 0]
+    assert not second.reset.any()
+    trainer.updater.update([first])
+    carried = trainer.updater.state[0].clone()
+    assert carried.abs().sum() > 0
+    other = Trainer(recipe(regulariser__weight_noise=0.0), music())
+    other.updater.update([first])
+    other.updater.state[0].zero_()
+    for t in (trainer, other):
+        t.updater.update([second])
+    assert not torch.equal(trainer.updater.parameters, other.updater.parameters)
+    fresh = Batch(second.x, second.y, second.mask, first.reset)
+    for t in (trainer, other):
+        t.updater.parameters.copy_(other.updater.parameters)
+        t.updater.update([fresh])
+    assert torch.equal(trainer.updater.state[0], other.updater.state[0])
+
+
+def test_restoring_goes_back_to_the_best_parameters():
+    trainer = Trainer(
+        recipe(stop__epochs=0, stop__patience=1, schedule__patience=1, optimiser__rate=4.0), music()
+    )
+    while trainer.schedule.members[0].tau0 is None:
+        trainer.train_epoch()
+        trainer.end_epoch()
+    assert torch.equal(trainer.updater.parameters, trainer.best)
+
+
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_a_loss_that_is_not_a_number(nonfinite):
+    trainer = Trainer(recipe(optimiser__nonfinite=nonfinite), music())
+    engine_update = trainer.updater.update
+
+    def poisoned(batches):
+        if int(trainer.updater.tau) == 4:
+            trainer.updater.state[0].fill_(float("nan"))
+            batches = [Batch(b.x, b.y, b.mask, torch.zeros_like(b.reset)) for b in batches]
+        engine_update(batches)
+
+    trainer.updater.update = poisoned  # type: ignore[method-assign]
+    if nonfinite == "stop":
+        with pytest.raises(NonFinite, match=r"update 4 .*--optimiser.rate"):
+            trainer.train()
+        assert int(trainer.updater.tau) == 5
+    else:
+        trainer.train()
+    assert torch.isfinite(trainer.updater.parameters).all()
+
+
+@pytest.mark.parametrize("average", ["ema", "tail"])
+def test_averaged_weights_are_what_is_evaluated(average):
+    trainer = Trainer(
+        recipe(optimiser__average=average, optimiser__average_decay=0.5, stop__epochs=1), music()
+    )
+    seen = []
+
+    class Each(Lines):
+        def updated(self, t):
+            seen.append(t.updater.parameters.clone())
+
+    trainer.train([Each()])
+    if average == "tail":
+        expected = torch.stack(seen).double().mean(0)
+    else:
+        expected = seen[0].double()
+        for n, p in enumerate(seen[1:], 2):
+            expected = torch.lerp(expected, p.double(), max(0.5, 1 / n))
+    torch.testing.assert_close(trainer.best, expected.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_minutes_end_a_run_in_mid_epoch():
+    trainer = Trainer(recipe(stop__epochs=0, stop__minutes=1e-5), music())
+    trainer.train()
+    assert "minutes passed" in trainer.schedule.members[0].finished
+    assert int(trainer.updater.tau) < trainer.length
+
+
+def test_evaluation_scores_every_frame_once_whatever_the_layout():
+    data = music()
+    model = build(recipe(**DEEP).model.spec(12, False, recipe().regulariser.dropout), seed=3)
+    total = 0.0
+    for song in data.splits["test"]:
+        x = torch.tensor(np.concatenate([np.zeros((1, 12)), song[:-1]]), dtype=torch.float32)[:, None]
+        logits, _ = model(x)
+        y = torch.tensor(song, dtype=torch.float32)[:, None]
+        total += torch.nn.functional.binary_cross_entropy_with_logits(logits, y, reduction="sum").item()
+    frames = data.splits["test"].frames
+    for part in (recipe().evaluation, recipe(evaluation__chunk=7, evaluation__width=1).evaluation):
+        found = evaluate(model, data, "test", part)
+        assert found["nats_per_frame"] == pytest.approx(total / frames, rel=1e-5)
+        assert found["frames"] == frames
+
+
+def test_dynamic_evaluation_learns_on_the_way_and_leaves_the_model_alone():
+    data = music()
+    model = build(recipe().model.spec(12, False, recipe().regulariser.dropout), seed=3)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    plain = evaluate(model, data, "test")["nats_per_frame"]
+    tiny = dynamic_evaluation(model, data, "test", rate=1e-9, chunk=5)["nats_per_frame"]
+    dynamic = dynamic_evaluation(model, data, "test", rate=0.5, chunk=5)["nats_per_frame"]
+    assert tiny == pytest.approx(plain, rel=1e-4)
+    assert dynamic < plain - 0.05
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_members_are_scored_as_if_alone():
+    data, settings = music(), recipe(seeds=[1, 2])
+    trainer = Trainer(settings, data)
+    plan = evaluation_plan(data, "valid", settings.evaluation)
+    both = score(trainer.model, trainer.updater.parameters, plan)
+    one = score(trainer.model, trainer.updater.parameters[1:], plan)
+    assert np.array_equal(both[1], one[0])
