@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,7 +20,9 @@ SENTENCES = ("the cat sat on the mat", "a dog ran to the cat", "the mat lay unde
 
 @cache
 def _root() -> Path:
-    return Path(mkdtemp(prefix="deeprnn-small-runs-"))
+    folder = Path(mkdtemp(prefix="deeprnn-small-runs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def tune(seed: int, frames: int = 48) -> np.ndarray:

@@ -51,10 +51,11 @@ def model_picture(spec: ModelSpec, title: str | None = None) -> Picture:
     boxes = [_box(plan, layer, step) for step in (0, 1) for layer in anatomy.layers]
     curves = [curve for link in anatomy.links for curve in _curves(plan, anatomy, link)]
     title = label(spec) if title is None else title
-    weights = f"{anatomy.weights:,}".replace(",", " ")
+    count, short = f"{anatomy.weights:,}".replace(",", " "), short_count(anatomy.weights)
+    weights = f"{count} weights" + (f" ({short})" if not short.isdigit() else "")
     words = [
         Words(MARGIN, 32, title, 18, bold=True),
-        Words(MARGIN, 50, f"{weights} weights ({short_count(anatomy.weights)})", 11.5),
+        Words(MARGIN, 50, weights, 11.5),
     ]
     width = max(box.x for box in boxes) + WIDE / 2 + STUB + MARGIN
     height = plan.floor + HIGH / 2 + MARGIN * 0.6
