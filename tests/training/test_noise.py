@@ -7,7 +7,7 @@ import torch
 
 from deeprnn.models import build, rnn
 from deeprnn.specs import Dropout
-from deeprnn.training import rng
+from deeprnn.training import fused, rng
 from deeprnn.training.flat import Layout
 from deeprnn.training.noise import Noise, _hashed_masks, dropout_masks, probability
 
@@ -43,10 +43,10 @@ def test_noise_is_fresh_for_every_update_and_member_and_the_same_in_any_company(
     assert torch.equal(alone[0], second[1])
 
 
-def test_hashed_normals_are_normal_and_uncorrelated():
+def test_the_gpus_normals_are_normal_and_uncorrelated():
     seeds = torch.tensor([1, 2])
-    a = rng.hashed_normal(seeds, rng.NOISE, torch.tensor(7), 100_001)
-    b = rng.hashed_normal(seeds, rng.NOISE, torch.tensor(8), 100_001)
+    a = fused.plain_normal(seeds, torch.tensor(7), 100_001)
+    b = fused.plain_normal(seeds, torch.tensor(8), 100_001)
     assert a.shape == (2, 100_001)
     for row in (a[0], a[1], b[0]):
         assert abs(row.mean().item()) < 0.015
@@ -55,7 +55,7 @@ def test_hashed_normals_are_normal_and_uncorrelated():
         assert abs((row[1:] * row[:-1]).mean().item()) < 0.015
     assert abs((a[0] * a[1]).mean().item()) < 0.015
     assert abs((a[0] * b[0]).mean().item()) < 0.015
-    alone = rng.hashed_normal(seeds[1:], rng.NOISE, torch.tensor(7), 100_001)
+    alone = fused.plain_normal(seeds[1:], torch.tensor(7), 100_001)
     assert torch.equal(alone[0], a[1])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -11,15 +10,6 @@ from torch import Tensor
 from deeprnn.models import SequenceModel
 from deeprnn.specs import Dropout
 from deeprnn.training import rng
-
-
-def fused() -> ModuleType | None:
-    """The GPU's own kernels for noise, where this installation has them."""
-    try:
-        from deeprnn.training import fused  # type: ignore[attr-defined]
-    except ImportError:
-        return None
-    return fused
 
 
 class Noise:
@@ -44,9 +34,10 @@ class Noise:
                 torch.add(parameters[p, :M], self.draw, alpha=self.std, out=noisy[p, :M])
                 noisy[p, M:].copy_(parameters[p, M:])
             return
-        draw = rng.hashed_normal(self.seeds[rows], rng.NOISE, update, M)
-        torch.add(parameters[:, :M], draw, alpha=self.std, out=noisy[:, :M])
-        noisy[:, M:].copy_(parameters[:, M:])
+        # Imported here: the kernels need an NVIDIA driver.
+        from deeprnn.training import fused
+
+        fused.add_noise(parameters, self.std, self.seeds[rows], update, noisy, count=M)
 
 
 def probability(name: str, dropout: Dropout) -> float:

@@ -7,8 +7,6 @@ the element's place are hashed, so that the update may be a tensor on the device
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -51,12 +49,3 @@ def hashed_bits(seeds: Tensor, purpose: int, update: Tensor, count: int) -> Tens
 def hashed_uniform(seeds: Tensor, purpose: int, update: Tensor, count: int) -> Tensor:
     """(P, count) uniform in [0, 1), 24 bits."""
     return (hashed_bits(seeds, purpose, update, count) >> 8).to(torch.float32) * 2.0**-24
-
-
-def hashed_normal(seeds: Tensor, purpose: int, update: Tensor, count: int) -> Tensor:
-    """(P, count) standard normal by Box and Muller."""
-    half = (count + 1) // 2
-    u = hashed_uniform(seeds, purpose, update, 2 * half)
-    radius = torch.sqrt(-2.0 * torch.log(u[:, :half] + 2.0**-25))
-    angle = 2.0 * math.pi * u[:, half:]
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], 1)[:, :count]
