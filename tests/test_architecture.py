@@ -24,7 +24,7 @@ ROWS = [
     {"units"},
     {"specs", "equations", "init"},
     {"backends"},
-    {"operators", "arguments"},
+    {"operators", "arguments", "large_softmax"},
     {"layers", "models"},
     {"paper", "anatomy", "export"},
     {"data", "losses", "metrics", "render"},

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import functional_call, grad, hessian, jvp, stack_module_state, vmap
 
 import deeprnn
 from deeprnn import DeepRNN
@@ -118,6 +118,25 @@ def test_a_population_of_layers():
         want, want_n = net(x)
         torch.testing.assert_close(output[p], want)
         torch.testing.assert_close(h_n[p], want_n)
+
+
+def test_forward_mode_agrees_with_reverse_mode():
+    net = members("dots")[0]
+    x, direction = draw(T, B, I), draw(T, B, I, seed=1)
+    value, tangent = jvp(lambda x: weigh(net(x)[0]), (x,), (direction,))
+    (gradient,) = torch.autograd.grad(weigh(net(x.requires_grad_())[0]), x)
+    torch.testing.assert_close(value, weigh(net(x)[0]))
+    torch.testing.assert_close(tangent, (gradient * direction).sum())
+
+
+def test_hessian():
+    net = DeepRNN(1, 2, **DOUBLE)
+    x = draw(3, 1, 1)
+    mine = hessian(lambda x: weigh(net(x)[0]))(x).reshape(3, 3)
+    torch.testing.assert_close(
+        mine, torch.autograd.functional.hessian(lambda x: weigh(net(x)[0]), x).reshape(3, 3)
+    )
+    torch.testing.assert_close(mine, mine.mT)
 
 
 def test_gradients_per_example():
