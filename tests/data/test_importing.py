@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -149,6 +152,37 @@ def test_a_folder_of_text(tmp_path):
     assert found["empty.txt"].reason == "it is empty"
     assert data.decode(data.splits["train"]) == "a b\nc\n"
     assert data.unknown == {"train": 0, "valid": 1, "test": 1}
+
+
+def test_options_reach_files_that_carry_their_own_splits(tmp_path):
+    frames = {split: [[[62], [66], [69], [62]]] for split in SPLITS}  # D major
+    path = fill(tmp_path, {"x.json": json.dumps(frames).encode()}) / "x.json"
+    assert load(path).grid is None
+    moved = load(path, grid=Grid(2), transpose=True)
+    assert moved.grid == Grid(2)
+    assert (moved.splits["train"][0].argmax(1) + 21).tolist() == [60, 64, 67, 60]
+    with pytest.raises(UserError, match="cannot be read as word"):
+        load(path, kind="word")
+    _, report = import_path(path)
+    assert len(report.duplicates) == 2, "the same song stands in all three splits"
+
+
+def test_hidden_files_are_counted_and_odd_names_printable(tmp_path):
+    fill(tmp_path, {".a.mid": song(60), "b\x1b[31m.mid": song(61)})
+    _, report = import_path(tmp_path)
+    assert "1 hidden files were left out" in report.warnings
+    assert report.files[0].path == "b\N{REPLACEMENT CHARACTER}[31m.mid"
+
+
+def test_a_name_that_is_no_text_is_still_reported(tmp_path):
+    name = os.fsencode(tmp_path) + b"/\xff.mid"
+    try:
+        with open(name, "wb") as file:
+            file.write(song(60))
+    except OSError:
+        pytest.skip("this file system takes only UTF-8 names")
+    _, report = import_path(tmp_path)
+    report.files[0].path.encode()
 
 
 def test_refusals(tmp_path):

@@ -33,7 +33,7 @@ class Stacked(NamedTuple):
     order: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no plain equality
 class Plan:
     """An epoch's batches, indexable: target rows, scored steps and resets over one long time axis."""
 
