@@ -145,6 +145,18 @@ def test_overrides_reach_the_recipes_they_name():
         changed(recipe, "ptb-char/rnn", ["data.lane=16"])
 
 
+def test_a_grid_of_rates_is_done_when_every_member_is(tmp_path: Path):
+    grid = ["rates=[0.5,1.0]", "jsb:seeds=1"]
+    entries_for(tmp_path / "ledger", "jsb/rnn", [1])  # at the recipe's own rate, 1.0
+    entries = report.read_ledger(tmp_path / "ledger")
+    plan = make_plan(["jsb/rnn"], entries, tmp_path, seeds=5, overrides=grid)
+    assert plan.jobs[0].recipe.seeds == (1,)
+    assert plan.jobs[0].recipe.rates == (0.5, 1.0)
+    assert make_plan(["jsb/rnn"], entries, tmp_path, seeds=5, overrides=["rates=1", "seeds=1"]).done == [
+        "jsb/rnn"
+    ]
+
+
 def test_an_override_of_both_stages_keeps_them_shared(tmp_path: Path):
     jobs = by_name(make_plan(["jsb/dts", "jsb/dots"], [], tmp_path, overrides=["optimiser.rate=0.5"]))
     assert jobs["jsb/dots"].needs is jobs["jsb/dts"]
@@ -284,6 +296,18 @@ def test_the_budget_saves_what_runs_and_starts_nothing(tmp_path: Path, songs: No
     assert len(list((tmp_path / "runs").glob("*/last.safetensors"))) == 1
 
 
+def test_a_second_stage_finds_its_first_in_a_grid_of_rates(tmp_path: Path, songs: None):
+    grid = (*TINY, "jsb/dts:rates=[0.5,0.25]")
+    now = Settings(("jsb/dts",), seeds=2, overrides=grid, root=tmp_path / "runs", ledger=tmp_path / "ledger")
+    assert reproduce(now, lambda text: None).finished == ["jsb/dts"]
+    assert len(report.read_ledger(tmp_path / "ledger")) == 4
+    picked = (*TINY, "jsb/dts:optimiser.rate=0.25")
+    later = Settings(
+        ("jsb/dots",), seeds=2, overrides=picked, root=tmp_path / "runs", ledger=tmp_path / "ledger"
+    )
+    assert reproduce(later, lambda text: None).finished == ["jsb/dots"]
+
+
 def test_one_failing_job_costs_the_others_nothing(
     tmp_path: Path, songs: None, monkeypatch: pytest.MonkeyPatch
 ):
@@ -300,6 +324,12 @@ def test_one_failing_job_costs_the_others_nothing(
     assert "made to fail" in outcome.failed["jsb/dts"]
     assert outcome.unfinished == ["jsb/dots"]
     assert outcome.status == 1
+
+
+def test_an_entry_under_another_file_name_is_found(tmp_path: Path):
+    write(tmp_path, entry("jsb", "rnn", 1, 8.3))
+    assert enter(entry("jsb", "rnn", 1, 7.0), tmp_path).name == "jsb-rnn-000.json"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 # ---- the script for a bare GPU machine

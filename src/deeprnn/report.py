@@ -54,7 +54,9 @@ def measured(row: Row) -> str:
 
 def percent(value: float | None) -> str:
     """A difference in percent with its sign."""
-    return NONE if value is None else f"{value:+.1f} %".replace("-", "−")
+    if value is None:
+        return NONE
+    return "0.0 %" if abs(value) < 0.05 else f"{value:+.1f} %".replace("-", "−")
 
 
 def reached(row: Row) -> bool:

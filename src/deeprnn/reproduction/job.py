@@ -154,9 +154,13 @@ def _entry(run: Run, stage: Recipe | None) -> dict[str, Any]:
 
 
 def entry_path(entry: Mapping[str, Any], folder: Path) -> Path:
-    """Where a run's entry goes: by data, model, recipe and seed."""
-    own = identity(Recipe.from_dict(entry["recipe"]))
-    return folder / f"{entry['data']['name']}-{entry['model']}-{own}-seed-{entry['seed']}.json"
+    """Where a run's entry goes: by data, model, recipe and seed; where the ledger has that run, its own place."""
+    own, stem = identity(Recipe.from_dict(entry["recipe"])), f"{entry['data']['name']}-{entry['model']}"
+    for path in folder.glob(f"{stem}-*.json"):
+        found = read_entry(path)
+        if (found.identity, found.seed) == (own, entry["seed"]):
+            return path
+    return folder / f"{stem}-{own}-seed-{entry['seed']}.json"
 
 
 def enter(entry: Mapping[str, Any], folder: Path) -> Path:

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from deeprnn import paper
@@ -113,15 +114,28 @@ def make_plan(
     have = {(e.identity, e.seed) for e in entries if not e.cut_off}
     plan, by_identity = Plan(), dict[str, Job]()
     for name in names:
-        recipe = changed(recipe_for(name), name, overrides)
-        count = seeds or SEEDS["text" if recipe.data.name.startswith("ptb") else "music"]
-        recipe = replace(recipe, seeds=tuple(range(1, count + 1)))
-        missing = tuple(s for s in recipe.seeds if (identity(recipe), s) not in have)
+        recipe = changed(_with_seeds(recipe_for(name), seeds), name, overrides)
+        members = member_recipes(recipe)
+        missing = tuple(s for s in recipe.seeds if any((identity(m), s) not in have for m in members[s]))
         if not missing:
             plan.done.append(name)
             continue
         _add(plan, by_identity, Job(name, replace(recipe, seeds=missing)), root, overrides)
     return plan
+
+
+def _with_seeds(recipe: Recipe, seeds: int | None) -> Recipe:
+    count = seeds or SEEDS["text" if recipe.data.name.startswith("ptb") else "music"]
+    return replace(recipe, seeds=tuple(range(1, count + 1)))
+
+
+def member_recipes(recipe: Recipe) -> dict[int, list[Recipe]]:
+    """What each seed's members are trained by: one recipe, or one for each rate of a grid."""
+    rates = recipe.rates or (recipe.optimiser.rate,)
+    return {
+        seed: [override(recipe, {"seeds": [seed], "rates": [], "optimiser.rate": rate}) for rate in rates]
+        for seed in recipe.seeds
+    }
 
 
 def _add(plan: Plan, known: dict[str, Job], job: Job, root: Path, overrides: Sequence[str]) -> Job:
@@ -130,7 +144,8 @@ def _add(plan: Plan, known: dict[str, Job], job: Job, root: Path, overrides: Seq
     if stage is not None:
         stage = _labelled(stage)
         name = _stage_name(stage)
-        stage = changed(stage, name, [o for o in overrides if not _model_field(o)])
+        kind = f"{stage.data.name}/{stage.model.kind}"  # what holds for the RNN holds for one of another size
+        stage = changed(stage, kind, [o for o in overrides if not _second_stage_field(o)])
         job.stage = stage
         lacking = tuple(s for s in stage.seeds if find_member(root, identity(stage), s) is None)
         if lacking:
@@ -151,9 +166,10 @@ def _widen(job: Job, seeds: tuple[int, ...]) -> None:
     job.recipe = replace(job.recipe, seeds=tuple(sorted({*job.recipe.seeds, *seeds})))
 
 
-def _model_field(text: str) -> bool:
-    """Whether an override changes the model, which a first stage takes from its second."""
-    return text.partition("=")[0].rpartition(":")[2].startswith("model.")
+def _second_stage_field(text: str) -> bool:
+    """Whether an override changes the model or the seeds, which a first stage takes from its second."""
+    dotted = text.partition("=")[0].rpartition(":")[2]
+    return dotted.startswith("model.") or dotted in ("seeds", "rates")
 
 
 def _labelled(stage: Recipe) -> Recipe:
@@ -172,13 +188,21 @@ def _stage_name(stage: Recipe) -> str:
 
 def find_member(root: Path, recipe_identity: str, seed: int) -> Path | None:
     """The folder of a finished member, by recipe and seed; None where there is none."""
-    for folder in sorted(root.glob(f"*-{recipe_identity}-seeds-*")):
-        for home in (folder / f"seed-{seed}", folder):
-            if (home / "run.json").exists():
-                info = Run(home).info
-                if info["seed"] == seed and info["result"] is not None:
-                    return home
+    for path in sorted(root.rglob("run.json")):
+        info = Run(path.parent).info
+        if (
+            info["seed"] == seed
+            and info["result"] is not None
+            and _identity_at(path.parent) == recipe_identity
+        ):
+            return path.parent
     return None
+
+
+@cache
+def _identity_at(home: Path) -> str:
+    """Of the recipe in a run folder, which is written once."""
+    return identity(load_recipe(home / "recipe.toml"))
 
 
 # ---- how long
@@ -208,8 +232,9 @@ def estimate(job: Job, entries: Iterable[Entry], device: str) -> None:
     layers = max(1, len(job.recipe.model.hidden)) * (1 + len(job.recipe.model.intermediate)) / 2
     alike = members if device == "cpu" else 1
     per_epoch = updates * (UPDATE_COST[device] + chunk * STEP_COST[device] * layers) * alike
-    cap = job.recipe.stop.epochs or 10**9
-    job.expected = per_epoch * min(cap, EPOCHS.get(data, EPOCHS["music"]))
+    stop = job.recipe.stop
+    job.expected = per_epoch * min(stop.epochs or 10**9, EPOCHS.get(data, EPOCHS["music"]))
+    job.expected = min(job.expected, 60 * stop.minutes or job.expected)
     job.estimate = "estimated"
 
 

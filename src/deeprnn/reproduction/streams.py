@@ -38,6 +38,6 @@ class ConcurrentEngine(GraphEngine):
                 tensor.copy_(value)
             current.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 self._body(length)
         return graph
