@@ -64,14 +64,14 @@ def music_metrics(nats: np.ndarray, lengths: Sequence[int]) -> dict[str, float]:
     `..._without_first` leaves each song's first frame out of sum and count.
     """
     nats = np.asarray(nats, np.float64)
-    lengths = np.asarray(lengths, np.int64)
-    if nats.shape != (int(lengths.sum()),):
-        raise ValueError(f"{nats.shape} scores for {int(lengths.sum())} frames")
-    kept = lengths > 0
-    starts = (np.cumsum(lengths) - lengths)[kept]
+    frames = np.asarray(lengths, np.int64)  # (songs,)
+    if nats.shape != (int(frames.sum()),):
+        raise ValueError(f"{nats.shape} scores for {int(frames.sum())} frames")
+    kept = frames > 0
+    starts = (np.cumsum(frames) - frames)[kept]
     per_song = np.add.reduceat(nats, starts) if kept.any() else np.zeros(0)
     first = nats[starts]
-    means = per_song / lengths[kept]
+    means = per_song / frames[kept]
     return {
         "nats_per_frame": mean(per_song.sum(), len(nats)),
         "nats_per_frame_sequence_average": mean(means.sum(), len(means)),
