@@ -108,7 +108,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch, code,
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", write)
-        with pytest.raises(DiskFull, match="no room to write .* intact"):
+        with pytest.raises(DiskFull, match=r"no room to write .* intact"):
             save(tmp_path, 2)
     assert read(tmp_path) == 1
     assert sorted(p.name for p in tmp_path.iterdir() if "json" not in p.name) == (

@@ -123,9 +123,12 @@ def test_unknown_fields_are_named_with_the_nearest(tmp_path):
     ],
 )
 def test_ill_typed_and_ill_chosen_values(name, value, message):
-    with pytest.raises(UserError, match=message):
+    def use() -> None:
         recipe = override(Recipe(), {name: value})
         recipe.model.spec(3, False, recipe.regulariser.dropout)
+
+    with pytest.raises(UserError, match=message):
+        use()
 
 
 def test_a_resolved_recipe_is_written_whole_and_reads_back_equal(tmp_path):

@@ -19,8 +19,8 @@ from deeprnn.training import keeping
 from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import NonFinite
 from deeprnn.training.session import recipe_of, resume, run_recipe
-from tests.training.toys import DEEP, music, recipe, text
 from tests.training.torture import outcome
+from tests.training.toys import DEEP, music, recipe, text
 
 
 def strip(rows):
