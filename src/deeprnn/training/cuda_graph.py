@@ -43,7 +43,7 @@ class DevicePlan:
 
     def batch(self, cursor: Tensor, length: int) -> Batch:
         """The batch at the cursor, gathered on the device."""
-        steps = self.starts[cursor] + torch.arange(length, device=cursor.device)
+        steps = self.starts.index_select(0, cursor.view(1)) + torch.arange(length, device=cursor.device)
         rows, mask, reset = self.rows[steps], self.mask[steps], self.reset[steps]
         view = Plan(self.table, rows, mask, reset, (0,), (length,), self.pitches)
         return view[0]
