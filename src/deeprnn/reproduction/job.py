@@ -21,7 +21,7 @@ from deeprnn.reproduction.plan import find_member
 from deeprnn.runs import Run
 from deeprnn.training import keeping
 from deeprnn.training.evaluate import Data
-from deeprnn.training.loop import Trainer
+from deeprnn.training.loop import Trainer, members_of
 
 Say = Callable[[str], None]
 SETUP = threading.Lock()
@@ -75,7 +75,7 @@ def run_job(
 def _trainer(recipe: Recipe, stage: Recipe | None, data: Data, place: Place) -> Trainer:
     pretrained = None
     if stage is not None:
-        pretrained = [_first_parameters(stage, seed, place.root) for seed in recipe.seeds]
+        pretrained = [_first_parameters(stage, member.seed, place.root) for member in members_of(recipe)]
     with SETUP:
         trainer = Trainer(recipe, data, device=place.device, pretrained=pretrained)
     if trainer.device.type == "cuda":

@@ -173,9 +173,10 @@ def _second_stage_field(text: str) -> bool:
 
 
 def _labelled(stage: Recipe) -> Recipe:
-    """The stage under the name its model has by itself: without shortcuts a DT, not a DT(S)."""
+    """The stage at its own rate, under the name its model has by itself: without shortcuts a DT, not a DT(S)."""
     plain = stage.model.kind == "dts" and stage.model.shortcut == "none"
-    return replace(stage, model=replace(stage.model, kind="dt")) if plain else stage
+    kind = "dt" if plain else stage.model.kind
+    return replace(stage, model=replace(stage.model, kind=kind), rates=())
 
 
 def _stage_name(stage: Recipe) -> str:
