@@ -1,0 +1,208 @@
+"""The peers of the benchmark: one function written in several ways, and PyTorch's own layers for scale."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deeprnn.backends import TransitionSpec, choose, load, unroll
+
+
+@dataclass(frozen=True)
+class Work:
+    """The shape of one measurement."""
+
+    steps: int
+    batch: int
+    hidden: int
+    depth: int = 2
+    inputs: int = 88
+    device: str = "cpu"
+
+    @property
+    def spec(self) -> TransitionSpec:
+        shortcuts = (False,) + (True,) * (self.depth - 1)
+        return TransitionSpec((self.hidden,) * self.depth, ("sigmoid",) * self.depth, shortcuts)
+
+
+@dataclass
+class Peer:
+    """Something that can be timed: `run()` gives all outputs h, `parameters` take part in the backward."""
+
+    name: str
+    run: Callable[[], Tensor]
+    parameters: list[Tensor]
+    truth: Callable[[], tuple[Tensor, list[Tensor]]]  # the same outputs and gradients in float64
+    train: Callable[[], None] | None = None  # one forward and backward, where it is not run().backward()
+    note: str = ""
+
+
+class Loop(nn.Module):
+    """The ⊕ as one writes it in PyTorch: linear layers, and a loop that indexes the inputs."""
+
+    def __init__(self, work: Work):
+        super().__init__()
+        n, H = work.depth, work.hidden
+        self.U = nn.ModuleList(nn.Linear(work.inputs, H) for _ in range(n))
+        self.W = nn.ModuleList(nn.Linear(H, H, bias=False) for _ in range(n))
+        self.S = nn.ModuleList(nn.Linear(H, H, bias=False) for _ in range(n - 1))
+        self.to(work.device)
+
+    def step(self, entered: list[Tensor], h: Tensor) -> Tensor:
+        z = torch.sigmoid(self.W[0](h) + entered[0])
+        for l in range(1, len(self.W)):
+            z = torch.sigmoid(self.W[l](z) + self.S[l - 1](h) + entered[l])
+        return z
+
+    def forward(self, x: Tensor) -> Tensor:
+        entered = [U(x) for U in self.U]
+        h = x.new_zeros(x.shape[1], self.W[0].in_features)  # type: ignore[call-overload]
+        states = []
+        for t in range(x.shape[0]):
+            h = self.step([a[t] for a in entered], h)
+            states.append(h)
+        return torch.stack(states)
+
+    def by_backend(self, x: Tensor, spec: TransitionSpec, backend: str) -> Tensor:
+        """The same function through a backend."""
+        weight = torch.cat([U.weight for U in self.U])  # type: ignore[misc]
+        bias = torch.cat([U.bias for U in self.U])  # type: ignore[misc]
+        h0 = x.new_zeros(x.shape[1], spec.hidden_size)
+        W, S = [W.weight for W in self.W], [S.weight for S in self.S]
+        return unroll(F.linear(x, weight, bias), h0, W, S, spec, backend=backend)[0]  # type: ignore[arg-type]
+
+
+class Bench:
+    """One piece of work: its weights and data, shared by all peers that compute the same function."""
+
+    def __init__(self, work: Work, seed: int = 0):
+        torch.manual_seed(seed)
+        self.work = work
+        self.model = Loop(work)
+        self.x = torch.randn(work.steps, work.batch, work.inputs, device=work.device)
+        self.g = torch.randn(work.steps, work.batch, work.hidden, device=work.device)
+        self._truth: tuple[Tensor, list[Tensor]] | None = None
+
+    def truth(self) -> tuple[Tensor, list[Tensor]]:
+        """Outputs and gradients by the reference in float64, computed once."""
+        if self._truth is None:
+            self._truth = _in_double(
+                self.model, lambda m, x: m.by_backend(x, self.work.spec, "reference"), self.x, self.g
+            )
+        return self._truth
+
+    def peer(self, name: str) -> Peer:
+        """The peer of that name."""
+        parameters: list[Tensor] = list(self.model.parameters())
+        if name in ("nn.RNN", "nn.RNN x2", "nn.LSTM"):
+            return self._library(name)
+        runs: dict[str, Callable[[], Tensor]] = {
+            "ours": lambda: self.model.by_backend(self.x, self.work.spec, "auto"),
+            "reference": lambda: self.model.by_backend(self.x, self.work.spec, "reference"),
+            "plain calls": lambda: self.model.by_backend(self.x, self.work.spec, "cpu"),
+            "eager loop": lambda: self.model(self.x),
+            "CUDA graph": lambda: self.model(self.x),
+            "torch.compile": self._compiled(),
+        }
+        peer = Peer(name, runs[name], parameters, self.truth)
+        if name == "ours":
+            peer.note = describe_ours(self.work)
+        elif name == "plain calls":
+            peer.run, peer.train = _on_plain_path(peer, self.g)
+        elif name == "CUDA graph":
+            peer.train = captured(peer, self.g)
+        return peer
+
+    def _compiled(self) -> Callable[[], Tensor]:
+        step = torch.compile(self.model.step)
+
+        def run() -> Tensor:
+            entered = [U(self.x) for U in self.model.U]
+            h, states = self.x.new_zeros(self.work.batch, self.work.hidden), []
+            for t in range(self.work.steps):
+                h = step([a[t] for a in entered], h)
+                states.append(h)
+            return torch.stack(states)
+
+        return run
+
+    def _library(self, name: str) -> Peer:
+        """PyTorch's own layers, another function of about the same cost; checked against their float64."""
+        kind = nn.LSTM if name == "nn.LSTM" else nn.RNN
+        layers = 2 if name.endswith("x2") else 1
+        module = kind(self.work.inputs, self.work.hidden, layers).to(self.work.device)
+        return Peer(
+            name,
+            lambda: module(self.x)[0],
+            list(module.parameters()),
+            lambda: _in_double(module, lambda m, x: m(x)[0], self.x, self.g),
+            note="another function, for scale",
+        )
+
+
+PEERS = ("ours", "eager loop", "reference", "nn.RNN", "nn.RNN x2", "nn.LSTM")
+
+
+def peers_for(device: str, compiled: bool = False) -> tuple[str, ...]:
+    """The peers measured by default on a device."""
+    names = (*PEERS, "plain calls") if device == "cpu" else (*PEERS, "CUDA graph")
+    return (*names, "torch.compile") if compiled else names
+
+
+def describe_ours(work: Work) -> str:
+    """Which backend "auto" takes here, in its own words where it has some."""
+    name = choose(work.spec, work.device, torch.float32)
+    module = load(name)
+    return f"{name}: {module.describe_choice()}" if hasattr(module, "describe_choice") else name
+
+
+def _on_plain_path(peer: Peer, g: Tensor) -> tuple[Callable[[], Tensor], Callable[[], None]]:
+    from deeprnn.backends import cpu
+
+    run = peer.run
+
+    def plainly(work: Callable[[], Any]) -> Any:
+        before, cpu.PATH = cpu.PATH, "plain"
+        try:
+            return work()
+        finally:
+            cpu.PATH = before
+
+    return lambda: plainly(run), lambda: plainly(lambda: backward(run(), peer.parameters, g))
+
+
+def captured(peer: Peer, g: Tensor) -> Callable[[], None]:
+    """Forward and backward of a peer in one CUDA graph, captured at the first call."""
+    graphs: list[torch.cuda.CUDAGraph] = []
+
+    def train() -> None:
+        if not graphs:
+            for _ in range(2):
+                backward(peer.run(), peer.parameters, g)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                backward(peer.run(), peer.parameters, g)
+            graphs.append(graph)
+        graphs[0].replay()
+
+    return train
+
+
+def _in_double(
+    module: nn.Module, run: Callable[[Any, Tensor], Tensor], x: Tensor, g: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Outputs and parameter gradients of a copy of the module in float64 on the CPU."""
+    twin = copy.deepcopy(module).cpu().double()
+    h = run(twin, x.cpu().double())
+    return h.detach(), list(torch.autograd.grad(h, list(twin.parameters()), g.cpu().double()))
+
+
+def backward(h: Tensor, parameters: Sequence[Tensor], g: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(h, list(parameters), g)

@@ -1,0 +1,187 @@
+"""Peers side by side: each is shown to compute the right thing before it is timed, and all in turn.
+
+The work is one ⊕ over a sequence: DT(S) of a given depth (depth 1 is the plain RNN), input to every layer,
+sigmoid units, from x (T, B, I) to all states, and back to every weight. `benchmark_peers.py` holds what is
+measured, `measure` gives one row per peer. Rounds are interleaved, so that a busy moment of the machine
+meets every peer alike; medians and minima are both reported.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deeprnn.benchmark_peers import Bench, Peer, Work, backward
+
+TOLERANCE = 1e-5
+
+
+@dataclass
+class Row:
+    """What one peer did on one piece of work; no times where its equality check failed."""
+
+    peer: str
+    work: Work
+    error: float | None = None
+    failed: str | None = None
+    first_call_s: float | None = None
+    forward_us: float | None = None  # per step, median
+    forward_us_min: float | None = None
+    train_us: float | None = None  # forward and backward, per step, median
+    train_us_min: float | None = None
+    peak_mb: float | None = None
+    note: str = ""
+    times: dict[str, list[float]] = field(default_factory=lambda: {"forward": [], "train": []})
+
+    def to_dict(self, ours: Row | None) -> dict[str, Any]:
+        """Plain data, with how many times slower than ours this peer is."""
+        data = {k: v for k, v in asdict(self).items() if k not in ("work", "times")}
+        data.update({k: v for k, v in asdict(self.work).items() if k != "device"})
+        for kind in ("forward", "train"):
+            mine = None if ours is None else getattr(ours, f"{kind}_us")
+            own = getattr(self, f"{kind}_us")
+            data[f"{kind}_ratio"] = round(own / mine, 3) if own and mine else None
+        return data
+
+
+def relative(out: Tensor, truth: Tensor) -> float:
+    """‖out - truth‖ / ‖truth‖."""
+    return float((out.detach().double().cpu() - truth).norm() / truth.norm())
+
+
+def check(peer: Peer, g: Tensor) -> tuple[float, str | None]:
+    """The largest relative error of outputs and gradients, and the reason to refuse the peer, if any."""
+    h = peer.run()
+    errors = {"outputs": relative(h, peer.truth()[0])}
+    for i, (got, want) in enumerate(zip(backward(h, peer.parameters, g), peer.truth()[1], strict=True)):
+        errors[f"gradient {i}"] = relative(got, want)
+    worst = max(errors, key=lambda name: errors[name])
+    if not errors[worst] <= TOLERANCE:  # a NaN is refused too
+        return errors[worst], f"{worst} off by {errors[worst]:.1e} (allowed {TOLERANCE:.0e}): not timed"
+    return errors[worst], None
+
+
+def measure(work: Work, names: Sequence[str], repeats: int = 7, seed: int = 0) -> list[Row]:
+    """Check every peer, then time all of them in turn."""
+    bench = Bench(work, seed)
+    rows, running = [], []
+    for name in names:
+        peer = bench.peer(name)
+        row = Row(name, work, note=peer.note)
+        rows.append(row)
+        train = peer.train or (lambda peer=peer: backward(peer.run(), peer.parameters, bench.g))
+        row.first_call_s = round(_seconds(train, work.device), 4)
+        row.error, row.failed = check(peer, bench.g)
+        if row.failed is None:
+            row.peak_mb = peak_memory(train, work.device)
+            running.append((row, _without_gradients(peer.run), train))
+    for _ in range(repeats):
+        for row, forward, train in running:
+            row.times["forward"].append(_seconds(forward, work.device))
+            row.times["train"].append(_seconds(train, work.device))
+    for row, *_ in running:
+        for kind, times in row.times.items():
+            per_step = [t / work.steps * 1e6 for t in times]
+            setattr(row, f"{kind}_us", round(statistics.median(per_step), 2))
+            setattr(row, f"{kind}_us_min", round(min(per_step), 2))
+    return rows
+
+
+def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], None]:
+    def forward() -> None:
+        with torch.no_grad():
+            run()
+
+    return forward
+
+
+def _seconds(work: Callable[[], Any], device: str) -> float:
+    """Wall time on the CPU, device events on CUDA."""
+    if device == "cpu":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    work()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1e3
+
+
+def peak_memory(work: Callable[[], Any], device: str) -> float | None:
+    """MB a call takes beyond what was there before; None where the system does not tell."""
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return round((torch.cuda.max_memory_allocated() - before) / 1e6, 2)
+    with _fresh_high_water_mark() as high_water:
+        if high_water is None:
+            return None
+        before = high_water("VmRSS")
+        work()
+        return round(max(0, high_water("VmHWM") - before) / 1e3, 2)
+
+
+@contextmanager
+def _fresh_high_water_mark() -> Iterator[Callable[[str], int] | None]:
+    """On Linux, reset this process's largest resident size; yields a reader of its status in kB."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        yield None
+        return
+
+    def read(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(field)).split()[1])
+
+    yield read
+
+
+def surroundings(device: str) -> dict[str, Any]:
+    """Versions and machine, without names of hosts or paths."""
+    packages = ("deeprnn", "torch", "numpy", "llvmlite", "jax")
+    found = {name: _version(name) for name in packages}
+    machine: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if device != "cpu":
+        machine["gpu"] = torch.cuda.get_device_name()
+        machine["cuda"] = torch.version.cuda
+    return {"versions": {"python": platform.python_version(), **found}, "machine": machine}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,123 @@
+"""`deeprnn bench`: the backends beside their peers, each shown to be right before it is timed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from deeprnn.console import console
+from deeprnn.errors import UserError
+
+if TYPE_CHECKING:
+    from deeprnn.benchmarking import Row
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure one unrolled ⊕, DT(S) with sigmoid units, against other ways to compute it.
+
+    Every peer's outputs and gradients are compared with the reference in float64 first; one that is off is
+    named and not timed. Microseconds per time step, medians over rounds in which all peers take turns.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where to run (the GPU where there is one)"""
+    batch: tuple[int, ...] = (1, 16, 64)
+    """batch sizes"""
+    hidden: tuple[int, ...] = (400,)
+    """units of the state and of the intermediate layers"""
+    depth: tuple[int, ...] = (2,)
+    """layers of the transition; 1 is the plain RNN"""
+    steps: int = 200
+    """length of the sequence"""
+    repeats: int = 7
+    """rounds"""
+    peers: tuple[str, ...] = ()
+    """only these: ours, "eager loop", reference, nn.RNN, "nn.RNN x2", nn.LSTM, ..."""
+    compile: bool = False
+    """also time the step under torch.compile (needs a C++ compiler, takes its time)"""
+    json: bool = False
+    """one JSON document instead of tables"""
+
+    def run(self) -> int:
+        """Measure, then print."""
+        import torch
+
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: no CUDA device is available; use --device cpu")
+        if min(*self.batch, *self.hidden, *self.depth, self.steps, self.repeats) < 1:
+            raise UserError("--batch, --hidden, --depth, --steps and --repeats must be at least 1")
+        report = self.measure(device)
+        if self.json:
+            print(json.dumps(report, indent=2))
+        else:
+            show(report)
+        return 1 if any(row["failed"] and row["peer"] == "ours" for row in report["rows"]) else 0
+
+    def measure(self, device: str) -> dict[str, Any]:
+        """Everything the command prints, as plain data."""
+        from deeprnn import benchmark_peers, benchmarking
+        from deeprnn.benchmark_peers import Work
+
+        known = benchmark_peers.peers_for(device, compiled=True)
+        unknown = [name for name in self.peers if name not in known]
+        if unknown:
+            raise UserError(f"--peers: unknown {unknown[0]!r}; known are {', '.join(known)}")
+        names = self.peers or benchmark_peers.peers_for(device, self.compile)
+        rows = []
+        for hidden in self.hidden:
+            for depth in self.depth:
+                for batch in self.batch:
+                    work = Work(self.steps, batch, hidden, depth, device=device)
+                    print(
+                        f"T={self.steps} B={batch} H={hidden} depth {depth} ...", file=sys.stderr, flush=True
+                    )
+                    rows += with_ratios(benchmarking.measure(work, names, self.repeats))
+        settings = {"device": device, "unit": "microseconds per step", "repeats": self.repeats}
+        return {"format": 1, **benchmarking.surroundings(device), "settings": settings, "rows": rows}
+
+
+def with_ratios(rows: list[Row]) -> list[dict[str, Any]]:
+    """Rows as plain data, each with its time as a multiple of ours."""
+    ours = next((row for row in rows if row.peer == "ours" and row.failed is None), None)
+    return [row.to_dict(ours) for row in rows]
+
+
+def show(report: dict[str, Any]) -> None:
+    """One table per shape."""
+    from rich.table import Table
+
+    machine = report["machine"]
+    out = console()
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+    out.print(f"{where}; torch {report['versions']['torch']}; microseconds per step")
+    shapes = dict.fromkeys((r["hidden"], r["depth"], r["batch"]) for r in report["rows"])
+    for hidden, depth, batch in shapes:
+        table = Table(title=f"H={hidden} depth {depth} B={batch}", title_justify="left")
+        for name in ("", "forward", "with backward", "best", "x ours", "peak MB", "first, s", "error"):
+            table.add_column(name, justify="right" if name else "left", no_wrap=not name)
+        for row in report["rows"]:
+            if (row["hidden"], row["depth"], row["batch"]) == (hidden, depth, batch):
+                table.add_row(*_cells(row))
+        out.print(table)
+    for row in report["rows"]:
+        if row["failed"]:
+            out.print(
+                f"{row['peer']}, H={row['hidden']} depth {row['depth']} B={row['batch']}: {row['failed']}"
+            )
+    for note in dict.fromkeys(row["note"] for row in report["rows"] if row["peer"] == "ours" and row["note"]):
+        out.print(f"ours: {note}")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if row["failed"]:
+        return [row["peer"], *["-"] * 7]
+    times = [f"{row[name]:.1f}" for name in ("forward_us", "train_us", "train_us_min")]
+    ratio = "" if row["train_ratio"] is None else f"{row['train_ratio']:.2f}"
+    peak = "" if row["peak_mb"] is None else f"{row['peak_mb']:.1f}"
+    return [row["peer"], *times, ratio, peak, f"{row['first_call_s']:.2f}", f"{row['error']:.0e}"]
