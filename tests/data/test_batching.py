@@ -171,3 +171,24 @@ def test_no_songs_make_no_batches():
     assert len(music_chunks([], chunk=4)) == 0
     assert len(music_chunks([], chunk=4, lanes=3)) == 0
     assert len(music_evaluation([], chunk=4)) == 0
+
+
+@pytest.mark.gpu
+def test_batches_made_on_the_gpu_equal_those_made_on_the_cpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    ids = np.random.default_rng(0).integers(0, 10_000, 300).astype(np.int16)
+    for plan in (
+        music_chunks(make_songs([17, 5, 9, 26, 3]), chunk=8, lanes=2),
+        text_chunks(ids, chunk=16, lanes=3),
+    ):
+        moved = plan.to("cuda")
+        for ours, theirs in zip(plan, moved, strict=True):
+            assert all(torch.equal(a, b.cpu()) for a, b in zip(ours, theirs, strict=True))
+        length = plan.distinct_lengths[-1]
+        ours, theirs = plan.stacked(length), moved.stacked(length)
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(ours[:4], theirs[:4], strict=True))
+        scores = moved.new_scores(2)
+        for i, batch in enumerate(moved):
+            moved.record(scores, i, torch.ones(2, *batch.mask.shape, device="cuda"))
+        assert (moved.collect(scores).sum(1) == plan.scored).all()

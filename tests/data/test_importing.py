@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 
@@ -121,6 +122,23 @@ def test_an_empty_split_is_a_warning(tmp_path):
     assert len(report.warnings) == 2
 
 
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_few_files_still_fill_the_splits_and_say_so(tmp_path, count):
+    data, report = import_path(fill(tmp_path, {f"{p}.mid": song(p) for p in range(40, 40 + count)}))
+    sizes = [len(data.splits[split]) for split in SPLITS]
+    assert sum(sizes) == count
+    assert min(sizes[: min(count, 3)]) >= 1
+    by_hash = [split_by_hash(hashlib.sha256(song(p)).hexdigest()) for p in range(40, 40 + count)]
+    moved = sum(file.split != split for file, split in zip(report.files, by_hash, strict=True))
+    assert moved == sum("serves as" in warning for warning in report.warnings)
+
+
+def test_load_says_what_it_left_out(tmp_path, caplog):
+    load(fill(tmp_path, {"a.mid": song(60), "b.mid": b"nothing"}))
+    assert "1 of 2 files skipped" in caplog.text
+    assert "deeprnn data import" in caplog.text
+
+
 def test_one_text_file_is_cut_at_line_ends_in_its_own_order(tmp_path):
     lines = [f"line {i}\n" for i in range(100)]
     path = fill(tmp_path, {"book.txt": "".join(lines).encode()}) / "book.txt"
@@ -128,6 +146,7 @@ def test_one_text_file_is_cut_at_line_ends_in_its_own_order(tmp_path):
     assert isinstance(data, TextData)
     texts = [data.decode(data.splits[s]) for s in SPLITS]
     assert texts == ["".join(lines[:90]), "".join(lines[90:95]), "".join(lines[95:])]
+    assert import_path(path)[1].files[0].split == "all three, cut at line ends"
     words = load(path, kind="word", minimum=2)
     assert words.kind == "word"
     assert words.vocabulary[:2] == ["<eos>", "line"]

@@ -138,7 +138,7 @@ ORIGINAL = midi_file(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(mutations(ORIGINAL))
 def test_a_mutated_file_is_a_song_or_a_clean_error(data):
     try:

@@ -123,7 +123,7 @@ ORIGINAL = pickle.dumps(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(mutations(ORIGINAL))
 def test_a_mutated_pickle_is_data_or_a_clean_error(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "mutated.pickle"

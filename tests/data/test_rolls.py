@@ -239,7 +239,7 @@ def check_mutation(tmp_path_factory, suffix, data):
 JSON = json.dumps({"train": [[[60, 64], [62]]], "valid": [[[60]]], "test": [[[], [61]]]}).encode()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(mutations(JSON))
 def test_a_mutated_json_is_data_or_a_clean_error(tmp_path_factory, data):
     check_mutation(tmp_path_factory, ".json", data)
@@ -251,7 +251,7 @@ NPZ = plain_npz(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(mutations(NPZ))
 def test_a_mutated_npz_is_data_or_a_clean_error(tmp_path_factory, data):
     check_mutation(tmp_path_factory, ".npz", data)
@@ -261,7 +261,7 @@ ARRAY = io.BytesIO()
 np.save(ARRAY, np.zeros((3, 88), np.uint8))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(mutations(ARRAY.getvalue()))
 def test_a_mutated_array_behind_a_right_checksum_is_data_or_a_clean_error(tmp_path_factory, data):
     length = io.BytesIO()
@@ -279,7 +279,7 @@ def uncompressed_mat() -> bytes:
     return file.getvalue()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(mutations(uncompressed_mat()))
 def test_a_mutated_mat_is_data_or_a_clean_error(tmp_path_factory, data):
     check_mutation(tmp_path_factory, ".mat", data)

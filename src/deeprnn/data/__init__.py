@@ -8,6 +8,7 @@ data = load("songs/")                   # a folder of MIDI or text; .mat .pickle
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,7 +70,14 @@ def _load_path(
 ) -> MusicData | TextData:
     from deeprnn.data.importing import Options, import_path
 
-    return import_path(path, Options(kind, grid, drums, transpose, minimum))[0]
+    data, report = import_path(path, Options(kind, grid, drums, transpose, minimum))
+    skipped = len(report.files) - report.accepted
+    remarks = [f"{skipped} of {len(report.files)} files skipped"] if skipped else []
+    remarks += [f"{len(report.duplicates)} songs or texts occur in two splits"] if report.duplicates else []
+    if remarks := remarks + report.warnings:
+        advice = f"`deeprnn data import {path}` tells more"
+        logging.getLogger("deeprnn").warning("%s: %s; %s", path, "; ".join(remarks), advice)
+    return data
 
 
 def _treebank(name: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from deeprnn.data.midi import midi_bytes_to_song
 from deeprnn.data.music import SPLITS, Grid, MusicData, Songs
 from deeprnn.data.quantise import Losses, to_common_tonic
 from deeprnn.data.rolls import READERS
-from deeprnn.data.splitting import duplicates_across_splits, named_split, split_by_hash
+from deeprnn.data.splitting import duplicates_across_splits, named_split, split_all
 from deeprnn.data.text import TextData, text_data
 from deeprnn.errors import UserError
 
@@ -100,6 +100,8 @@ def import_path(path: Path, options: Options | None = None) -> tuple[MusicData |
     if music:
         return _music_of(name, items, options.grid or Grid(), report), report
     parts = _text_parts(items)
+    if len(items) == 1:
+        next(file for file in report.files if file.accepted).split = "all three, cut at line ends"
     kind = "char" if options.kind == "auto" else options.kind
     data = text_data(name, kind, parts, minimum=options.minimum)
     _warn_of_empty({split: len(ids) for split, ids in data.splits.items()}, report)
@@ -198,11 +200,17 @@ def _read_text(data: bytes) -> str:
 def _assign(items: list[_Item], report: Report) -> None:
     """Splits that names give (train.txt, test/a.mid), where all files have one; else by hash of content."""
     given = [named_split(item.path) for item in items]
-    by_name = set(given) == set(SPLITS)
+    if set(given) == set(SPLITS):
+        splits, moved = [str(split) for split in given], []
+    else:
+        splits, moved = split_all([item.digest for item in items])
     accepted = {file.path: file for file in report.files}
-    for item, named in zip(items, given, strict=True):
-        item.split = named if by_name and named else split_by_hash(item.digest)
-        accepted[item.path].split = item.split
+    for item, split in zip(items, splits, strict=True):
+        item.split = accepted[item.path].split = split
+    for i in moved:
+        report.warnings.append(
+            f"too few files to fill every split by hash: {items[i].path} serves as {splits[i]}"
+        )
 
 
 def _find_duplicates(items: list[_Item], report: Report) -> None:

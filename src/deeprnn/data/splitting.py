@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from deeprnn.data.music import MusicData
+from deeprnn.data.music import SPLITS, MusicData
 
 SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
 
@@ -18,6 +18,22 @@ def split_by_hash(digest: str) -> str:
     """train, valid or test from a file's sha256: it stays the same whatever other files are added."""
     point = int(digest[:16], 16) / 2**64
     return "train" if point < SHARES["train"] else "valid" if point < 1 - SHARES["test"] else "test"
+
+
+def split_all(digests: list[str]) -> tuple[list[str], list[int]]:
+    """The split of every file, and which were moved because too few files left a split empty.
+
+    While every split has a file of its own, this is `split_by_hash` and adding files moves none.
+    """
+    splits, moved = [split_by_hash(digest) for digest in digests], []
+    for wanted in SPLITS:
+        donor = max(SPLITS, key=splits.count)
+        if wanted in splits or splits.count(donor) < 2:
+            continue
+        chosen = max((i for i, split in enumerate(splits) if split == donor), key=lambda i: digests[i])
+        splits[chosen] = wanted
+        moved.append(chosen)
+    return splits, moved
 
 
 def named_split(path: str) -> str | None:
