@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+WHOLE = ((1, 1), (1, 5), (1, 15), (16, 1), (64, 1), (256, 1))  # (batch, members)
 LIMITS = {"compile": 90, "check": 60, "sweep": 120}
 
 
@@ -41,18 +42,13 @@ def sweep_plans():
     from deeprnn.backends.cuda import planning as P
 
     wanted = []
-    for (batch, members), backward in itertools.product(((1, 1), (1, 15), (16, 1), (64, 1)), (False, True)):
+    shapes = ((1, 1), (1, 15), (4, 1), (8, 1), (16, 1), (64, 1), (256, 1))
+    for (batch, members), backward in itertools.product(shapes, (False, True)):
         ring = P.ring(dts(), backward)
-        plans = [
-            p
-            for p in P.cluster_plans(ring, batch, members, False, P.Device())
-            if p.cluster in (16, 8) and -(-batch // p.rows) * members <= P.RESIDENT[p.cluster]
-        ]
-        plans.sort(key=lambda p: (-(-batch // p.rows) != P.RESIDENT[p.cluster], p.cost))
-        fewest = min(p.rows for p in plans)
-        plans = [p for p in plans if p.rows <= fewest + 1]
-        plans.sort(key=lambda p: p.cost)
-        wanted += [(dts(), batch, members, ring, p) for p in plans[: 6 if backward else 14]]
+        few = sorted(P.cluster_plans(ring, batch, members, False, P.Device()), key=lambda p: p.cost)
+        many = sorted(P.mma_plans(ring, batch, members, False, P.Device()), key=lambda p: p.cost)
+        plans = few[: 5 if batch == 1 else 2 if batch < 64 else 0] + (many[:7] if batch > 1 else [])
+        wanted += [(dts(), batch, members, ring, p) for p in plans[: 5 if backward else 9]]
     return wanted
 
 
@@ -80,19 +76,42 @@ def compile_one(job):
     return None, time.perf_counter() - started
 
 
-def compile_stage(out):
-    """Fill the disk cache in parallel."""
+def compile_jobs():
+    """Every kernel that the stages use, once."""
+    from tests.backends import test_cuda
+
     from deeprnn.backends.cuda import planning as P
 
     jobs = {(p, ring, False, False, "sm_90") for _, _, _, ring, p in sweep_plans()}
-    for case in check_cases():
-        for backward in (False, True):
-            ring = P.ring(case.spec, backward)
-            plan = P.make_plan(
-                case.spec, case.B, max(1, case.population), case.precision == "bf16", backward, P.Device()
+
+    def add(case, backward, plan):
+        mid = backward and case.z_gradient and len(case.sizes) > 1
+        jobs.add((plan, P.ring(case.spec, backward), case.reset, mid, "sm_90"))
+
+    for backward in (False, True):
+        for case in check_cases():
+            bf16 = case.precision == "bf16"
+            add(
+                case,
+                backward,
+                P.make_plan(case.spec, case.B, max(1, case.population), bf16, backward, P.Device()),
             )
-            mid = backward and case.z_gradient and len(case.sizes) > 1
-            jobs.add((plan, ring, case.reset, mid, "sm_90"))
+        for shape, case, kept in test_cuda.MMA_TESTS:
+            saved = dict(P.REGISTERS)
+            if kept != "registers":
+                P.REGISTERS.update(dict.fromkeys(saved, 0))
+            ring, bf16 = P.ring(case.spec, backward), case.precision == "bf16"
+            add(case, backward, P.mma_plan(ring, case.B, max(1, case.population), bf16, P.Device(), *shape))
+            P.REGISTERS.update(saved)
+        for spec, (batch, members) in itertools.product((dts(), rnn(600), rnn(200)), WHOLE):
+            plan = P.make_plan(spec, batch, members, False, backward, P.Device())
+            jobs.add((plan, P.ring(spec, backward), False, False, "sm_90"))
+    return jobs
+
+
+def compile_stage(out):
+    """Fill the disk cache in parallel."""
+    jobs = compile_jobs()
     with ProcessPoolExecutor(16, mp_context=get_context("spawn")) as pool:
         results = list(pool.map(compile_one, jobs, chunksize=4))
     failures = [r[0] for r in results if r[0]]
@@ -252,7 +271,8 @@ def sweep_stage(out):
         for r in these:
             p = r["plan"]
             print(
-                f"  cl {p['cluster']:2d} thr {p['threads']} ks {p['klanes']:2d} v {p['vec']} rows {p['rows']}"
+                f"  {p['path']} cl {p['cluster']:2d} thr {p['threads']} ks {p['klanes']:2d} v {p['vec']}"
+                f" mk {p['mgroups']}x{p['kgroups']} rows {p['rows']}"
                 f" kept {p['kept']} {p['shared'] // 1024:3d}K est {p['cost'] / 1980:.2f}"
                 f" -> {r.get('us_per_step', -1):.3f} us"
                 f" err {r.get('error', -1):.1e} regs {r.get('registers')} local {r.get('local')}"
@@ -289,7 +309,7 @@ def whole_stage(out):
     T, rows = 200, []
     for (name, spec), (batch, members) in itertools.product(
         (("DT(S) 400", dts()), ("RNN 600", rnn(600)), ("RNN 200", rnn(200))),
-        ((1, 1), (1, 5), (1, 15), (16, 1), (64, 1), (256, 1)),
+        WHOLE,
     ):
         A, h0, W, S, dh = inputs(spec, T, batch, members)
         leaves = [x.requires_grad_() for x in (A, h0, *W, *S)]

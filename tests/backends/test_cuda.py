@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -122,6 +123,48 @@ def test_every_shape_of_the_cluster_kernel(shape, kept, monkeypatch):
         monkeypatch.setattr(planning, "REGISTERS", dict.fromkeys(planning.REGISTERS, 0))
     monkeypatch.setattr(launch, "make_plan", forced)
     grid.examine(backend.unroll, ODD, "cuda")
+
+
+WIDE = Case((200, 137), ("tanh", "sigmoid"), (False, True), 6, 21, reset=True)
+DEEP = Case((137, 200, 150), ("sigmoid", "tanh", "sigmoid"), (False, True, True), 5, 19, population=2)
+PLAIN = Case((200, 137), ("tanh", "identity"), (False, False), 7, 9)
+SHALLOW = Case((200,), ("sigmoid",), (False,), 9, 30)
+MMA = [(8, 2, 4, 8), (8, 1, 8, 5), (4, 4, 2, 21), (8, 2, 2, 16), (4, 2, 4, 12), (4, 4, 1, 30), (8, 1, 4, 40)]
+MMA_TESTS = [
+    *((shape, WIDE, "registers") for shape in MMA),
+    ((8, 2, 4, 8), DEEP, "shared memory"),
+    ((8, 1, 8, 5), PLAIN, "shared memory"),
+    ((4, 4, 2, 21), SHALLOW, "shared memory"),
+    ((8, 2, 2, 16), DEEP, "registers"),
+    ((2, 4, 1, 30), PLAIN, "registers"),
+    ((4, 2, 4, 12), SHALLOW, "registers"),
+    *((shape, dataclasses.replace(WIDE, precision="bf16"), "registers") for shape in MMA[::3]),
+]
+
+
+@GPU
+@pytest.mark.parametrize(("shape", "case", "kept"), MMA_TESTS, ids=str)
+def test_every_shape_of_the_tensor_core_kernel(shape, case, kept, monkeypatch):
+    def forced(spec, batch, members, bf16, backward, device):
+        plan = planning.mma_plan(planning.ring(spec, backward), batch, members, bf16, device, *shape)
+        assert plan is not None
+        assert any(plan.kept) == (kept == "registers")
+        return plan
+
+    if kept == "shared memory":
+        monkeypatch.setattr(planning, "REGISTERS", dict.fromkeys(planning.REGISTERS, 0))
+    monkeypatch.setattr(launch, "make_plan", forced)
+    grid.examine(backend.unroll, case, "cuda")
+
+
+def test_the_tensor_core_shapes_under_test_fit(monkeypatch):
+    for shape, case, kept in MMA_TESTS:
+        with monkeypatch.context() as patch:
+            if kept == "shared memory":
+                patch.setattr(planning, "REGISTERS", dict.fromkeys(planning.REGISTERS, 0))
+            for backward in (False, True):
+                ring = planning.ring(case.spec, backward)
+                assert planning.mma_plan(ring, case.B, 1, case.precision == "bf16", H200, *shape) is not None
 
 
 @GPU

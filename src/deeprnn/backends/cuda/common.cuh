@@ -83,4 +83,32 @@ INLINE void send(u32 address, float value, u32 bar) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
                ::"r"(address), "r"(__float_as_uint(value)), "r"(bar) : "memory");
 }
+// Four words at once, the same way.
+INLINE void send4(u32 address, const u32 (&v)[4], u32 bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
+               ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(bar) : "memory");
+}
 #endif
+
+INLINE void load_words(u32 (&x)[4], u32 at) {
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
+}
+INLINE void store_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+// d += a b: 16 x 16 times 16 x 8 in bf16, sums in fp32, on the tensor cores.
+INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// x and y as bf16 pairs: their leading parts, and the parts that rounding left (16 bits of mantissa together).
+INLINE u32 pack(float x, float y) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
+  return r;
+}
+INLINE void split(float x, float y, u32& high, u32& low) {
+  high = pack(x, y);
+  low = pack(x - bf16_low(high), y - bf16_high(high));
+}

@@ -16,7 +16,7 @@ from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.planning import SHARED_LIMIT, Device, Plan, Ring, macros, make_plan, ring
 
 logger = logging.getLogger("deeprnn")
-SOURCES = {"cluster": "cluster.cu", "generic": "generic.cu"}
+SOURCES = {"cluster": "cluster.cu", "mma": "mma.cu", "generic": "generic.cu"}
 
 
 @lru_cache(maxsize=16)

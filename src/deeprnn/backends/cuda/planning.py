@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def ring(spec: TransitionSpec, backward: bool) -> Ring:
 class Plan:
     """One kernel: its source, its macros' values and its launch shape."""
 
-    path: str  # "cluster" or "generic"
+    path: str  # "cluster", "mma" or "generic"
     cluster: int
     threads: int
     rows: int  # batch rows of one cluster (or block)
@@ -84,12 +84,20 @@ class Plan:
     shared: int = 0  # bytes of shared memory of a block
     bf16: bool = False
     cost: float = 0.0  # estimated cycles per step
+    mgroups: int = 1  # mma: warps side by side over the outputs
+    kgroups: int = 1  # mma: warps that share the inner dimension
+    buffers: int = 2  # mma: copies of the partial sums
 
     def describe(self) -> str:
         """One line for a person."""
         if self.path == "generic":
             return (
                 f"generic: a block of {self.threads} threads per {self.rows} batch rows, weights through L2"
+            )
+        if self.path == "mma":
+            return (
+                f"cluster of {self.cluster} x {self.threads} threads, {self.rows} batch rows each on the tensor "
+                f"cores in {'bf16' if self.bf16 else 'three bf16 products'}, {self.shared // 1024} KiB shared memory"
             )
         return (
             f"cluster of {self.cluster} x {self.threads} threads, {self.rows} batch rows each, "
@@ -108,9 +116,9 @@ def make_plan(
 def _make_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device) -> Plan:
     best = None
     if device.capability[0] >= 9:
-        for plan in cluster_plans(ring, batch, members, bf16, device):
-            if best is None or plan.cost < best.cost:
-                best = plan
+        few = cluster_plans(ring, batch, members, bf16, device)
+        many = mma_plans(ring, batch, members, bf16, device) if batch > 1 else ()
+        best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
     return best or generic_plan(ring, batch, members, bf16, device)
 
 
@@ -162,9 +170,10 @@ def cluster_plan(
 
 def _cost(ring, batch, members, cluster, threads, klanes, vec, rows, rpt, rounds, kept, critical, words):
     """Cycles per step: exchange, reduction and unit of each stage, and the products where they show."""
-    groups = _up(batch, rows) * members
-    waves = _up(groups, RESIDENT[cluster])
+    waves = _up(_up(batch, rows) * members, RESIDENT[cluster])
     exchange = EXCHANGE[cluster] + rows * 12 * cluster // 8
+    broadcast = 1.0 if klanes == 32 or vec == 4 else 0.7  # lanes that read one address share little
+    crowd = min(2.6, 1 + 0.8 * (rows - 1))  # measured: registers are too few to keep several rows in flight
     total = 0.0
     for s, n in enumerate(ring.sizes):
         warps = _up(_up(_up(n, cluster), rpt[s]), 32 // klanes)
@@ -176,10 +185,91 @@ def _cost(ring, batch, members, cluster, threads, klanes, vec, rows, rpt, rounds
             loads = rounds[j] * rows
             apart = (rounds[j] - kept[j]) * rpt[s]
             issue = _up(warps, 4) * (fmas + loads + apart)
-            memory = warps * (loads * _up(min(32, klanes * 2) * vec, 32) + apart * words)
-            work[critical[j]] += max(issue, memory, fmas // vec * 4) + 0.2 * min(issue, memory)
-        reduction = 28 * (klanes.bit_length() - 1) + 8 * rpt[s] * rows
+            memory = warps * (loads * vec * broadcast + apart * words)
+            work[critical[j]] += crowd * max(issue, memory, fmas // vec * 4) + 0.2 * min(issue, memory)
+        reduction = 28 * (klanes.bit_length() - 1) + 8 * rpt[s] * rows + 40 * max(0, warps - 7)
         total += 260 + exchange + reduction + work[True] + max(0.0, work[False] - 0.7 * exchange)
+    return total * waves
+
+
+def mma_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
+    """All shapes of the tensor-core kernel that fit the chip."""
+    tiles = [_up(n, 16) for n in ring.sizes]
+    for cluster, mgroups, kgroups in product((16, 8, 4, 2), (1, 2, 3, 4, 8), (1, 2, 4, 8)):
+        if (
+            cluster > min(tiles)
+            or mgroups > _up(max(tiles), cluster)
+            or mgroups * kgroups not in (4, 6, 8, 12, 16)
+        ):
+            continue
+        groups = max(1, RESIDENT[cluster] // members)
+        for rows in {_up(batch, groups), min(batch, 8), min(batch, 16), min(batch, 32)}:
+            if rows <= 48:
+                plan = mma_plan(ring, batch, members, bf16, device, cluster, mgroups, kgroups, rows)
+                if plan is not None:
+                    yield plan
+
+
+def mma_plan(
+    ring: Ring, batch: int, members: int, bf16: bool, device: Device,
+    cluster: int, mgroups: int, kgroups: int, rows: int,
+) -> Plan | None:  # fmt: skip
+    """One shape of the tensor-core kernel; sizes as in mma.cu."""
+    depth, parts, ntiles, warps = len(ring.sizes), 1 if bf16 else 2, _up(rows, 8), mgroups * kgroups
+    tiles = [_up(n, 16) for n in ring.sizes]
+    mine = [_up(_up(n, cluster), mgroups) for n in tiles]
+    rounds = [_up(tiles[q], kgroups) for q in ring.sources]
+    critical = [q == (s - 1) % depth for s, q in zip(ring.stages, ring.sources, strict=True)]
+    kinds = 1 if ntiles > 2 else 3
+    share = kgroups if ntiles == 1 else kgroups // 2 if ntiles == 2 and kgroups > 1 else 1
+    per_warp = 1 if share > 1 else _up(ntiles, kgroups)
+    fetched = sum(mine) * per_warp * (8 if ring.backward else 4)
+    budget = REGISTERS[_up(warps, 4) * 128] - 48 - max(mine) * ntiles * kinds * 4 - fetched
+    kept = [0] * len(rounds)
+    for j in sorted(range(len(rounds)), key=lambda j: not critical[j]):
+        each = mine[ring.stages[j]] * parts * 4
+        kept[j] = max(0, min(rounds[j], budget // each))
+        budget -= kept[j] * each
+    shared = _up(16 * depth, 128) * 128
+    for s, n in enumerate(tiles):
+        doubled = depth == 1 or any(
+            q == s and not c for q, c in zip(ring.sources, critical, strict=True)
+        )  # read as a shortcut
+        shared += (2 if doubled else 1) * n * ntiles * 512
+    shared += sum(
+        (rounds[j] - kept[j]) * mine[ring.stages[j]] * warps * parts * 512 for j in range(len(rounds))
+    )
+    partial = max(mine) * warps * ntiles * 512
+    buffers = 2 if shared + 2 * partial <= device.shared_limit else 1
+    shared += buffers * partial
+    if shared > device.shared_limit or min(tiles) < cluster:
+        return None
+    cost = _mma_cost(
+        ring, batch, members, cluster, mgroups, kgroups, rows, parts, tiles, mine, rounds, kept, critical
+    )
+    return Plan(
+        "mma", cluster, warps * 32, rows, kept=tuple(kept), shared=shared, bf16=bf16, cost=cost,
+        mgroups=mgroups, kgroups=kgroups, buffers=buffers,
+    )  # fmt: skip
+
+
+def _mma_cost(
+    ring, batch, members, cluster, mgroups, kgroups, rows, parts, tiles, mine, rounds, kept, critical
+):
+    """Cycles per step: as `_cost`, with the tensor cores' rate and the bytes that a block receives."""
+    waves = _up(_up(batch, rows) * members, RESIDENT[cluster])
+    ntiles, warps = _up(rows, 8), mgroups * kgroups
+    total = 0.0
+    for s, n in enumerate(tiles):
+        exchange = EXCHANGE[cluster] + n * ntiles * 512 / 24
+        work = {True: 0.0, False: 0.0}
+        for j, stage in enumerate(ring.stages):
+            if stage == s:
+                products = rounds[j] * mine[s] * ntiles * (1 + parts)
+                issue = _up(warps, 4) * products * 9
+                memory = warps * (rounds[j] * ntiles * 4 + (rounds[j] - kept[j]) * mine[s] * parts * 4)
+                work[critical[j]] += max(issue, memory, rounds[j] * 35) + 0.3 * min(issue, memory)
+        total += 420 + 40 * ntiles + exchange + work[True] + max(0.0, work[False] - 0.7 * exchange)
     return total * waves
 
 
@@ -214,6 +304,13 @@ def macros(plan: Plan, ring: Ring, has_reset: bool, has_grad_mid: bool) -> dict[
     if plan.path == "cluster":
         values |= {
             "CLUSTER": plan.cluster, "KLANES": plan.klanes, "VEC": plan.vec, "BF16": int(plan.bf16),
+            "MAT_REGS": listed(plan.kept),
+        }  # fmt: skip
+    if plan.path == "mma":
+        del values["THREADS"]
+        values |= {
+            "CLUSTER": plan.cluster, "MGROUPS": plan.mgroups, "KGROUPS": plan.kgroups,
+            "NTILES": _up(plan.rows, 8), "BUFFERS": plan.buffers, "BF16": int(plan.bf16),
             "MAT_REGS": listed(plan.kept),
         }  # fmt: skip
     return {name: str(value) for name, value in values.items()}
