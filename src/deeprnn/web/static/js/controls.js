@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 export function slider(text, { min, max, step, value, show = (v) => v, id }) {
-  const out = h("output", { text: show(value) });
+  const out = h("b", { text: show(value) });  // no <output>: the label would name it instead of the slider
   const input = h("input", { type: "range", min, max, step, value: String(value), id, oninput: () => { out.textContent = show(Number(input.value)); } });
   return { el: h("label", { class: "field slider" }, h("span", {}, text, " ", out), input), get value() { return Number(input.value); }, input };
 }

@@ -37,7 +37,7 @@ async function route() {
   key = name;
   view?.dispose?.();
   store.listeners.delete(view?.tell);
-  document.body.dataset.at = parts.length ? "detail" : "home";
+  document.documentElement.dataset.at = parts.length ? "detail" : "home";
   try {
     if (parts[0] === "run" && parts[1]) view = await runView(store, parts[1]);
     else if (parts[0] === "compare" && parts[2]) view = await compareView(store, parts[1], parts[2]);

@@ -58,7 +58,7 @@ export function musicBench(runs) {
         const all = roots(found.heat);
         v.roll.heat = v.roll.frames.map((_, t) => all.subarray(t * v.roll.keys, (t + 1) * v.roll.keys));
         v.roll.next = roots(found.next);
-        v.mean.textContent = found.mean === null ? "" : `${number(found.mean, 2)} nats per frame`;
+        v.mean.textContent = found.mean === null ? "" : `surprise ${number(found.mean, 2)} nats per frame`;
         v.roll.draw();
       } catch (error) {
         if (error.name !== "AbortError") toast(error.message);

@@ -59,7 +59,8 @@ export function paperTable(store) {
   const { cells, labels, names } = store.paper;
   const best = new Map();
   for (const run of store.runs || []) {
-    if (run.status !== "finished" || run.test === null || run.test === undefined) continue;
+    // Only runs that set out to be the paper's: others of the same family have other sizes.
+    if (run.status !== "finished" || !Number.isFinite(run.test) || !Number.isFinite(run.paper)) continue;
     const at = `${run.data}|${run.label}`;
     const held = best.get(at);
     if (!held || (run.valid ?? run.test) < (held.valid ?? held.test)) best.set(at, run);  // chosen by validation

@@ -100,6 +100,7 @@ export class Roll {
   paint() {
     if (!this.el.isConnected || !this.scroller.clientWidth) return;
     this.spacer.style.width = `${this.columns() * this.cell}px`;
+    Object.assign(this.el.dataset, { frames: this.frames.length, primer: this.primer, notes: this.notes().length, playhead: this.playhead?.toFixed(2) ?? "" });
     const g = this.geometry();
     const ink = palette();
     this.paintRoll(g, ink);
@@ -193,10 +194,10 @@ export class Roll {
       if (black) { c.fillStyle = ink.key; c.fillRect(0, y + 0.5, GUTTER * 0.58, g.rowH - 1); }
       if ([0, 5].includes(midi % 12)) line(c, 0, y + g.rowH, GUTTER, y + g.rowH, ink.bar, 1);
       if (midi % 12 === 0) {
-        c.fillStyle = ink.soft;
+        c.fillStyle = ink.key;
         c.font = "10px system-ui, sans-serif";
         c.textAlign = "right";
-        c.fillText(pitchName(midi), GUTTER - 4, y + g.rowH - 1);
+        c.fillText(pitchName(midi), GUTTER - 4, Math.min(Math.max(y + g.rowH / 2 + 3.5, 9), g.height - 3));
       }
     }
     line(c, GUTTER - 0.5, 0, GUTTER - 0.5, g.height, ink.bar, 1);

@@ -14,6 +14,7 @@
     document.dispatchEvent(new Event("themechange"));
   };
   apply(read());
+  document.documentElement.dataset.at = location.hash.length > 2 ? "detail" : "home";
   document.addEventListener("DOMContentLoaded", () => {
     apply(read());
     document.getElementById("theme").addEventListener("click", () => {

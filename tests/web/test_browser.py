@@ -1,0 +1,337 @@
+"""The real page in a real browser: clicked, typed into, dropped on, watched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deeprnn.render import midi_bytes
+from deeprnn.runs import change_run
+from deeprnn.web.limits import Limits
+from tests.web.browser import Browser, launch
+from tests.web.conftest import Server, serve
+from tests.web.runs import write_run
+from tests.web.test_library import many
+from tests.web.test_load import run_id
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    yield from launch()
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: Server) -> Iterator[Open]:
+    """Opens addresses of the page; afterwards no error was logged and no other site was asked."""
+    errors: list[str] = []
+    contexts = []
+
+    def open_at(path: str = "", at: Server = server, **options: Any) -> Any:
+        options = {"viewport": {"width": 1280, "height": 900}, "accept_downloads": True, **options}
+        context = browser.new_context(**options)
+        context.set_default_timeout(15_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda r: None if r.url.startswith((at.url, "blob:")) else errors.append(r.url))
+        page.goto(f"{at.url}/#/{path}")
+        return page
+
+    open_at.errors = errors  # type: ignore[attr-defined]
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def bench(open_page: Open, server: Server, name: str, **options: Any) -> Any:
+    page = open_page(f"run/{run_id(server, name)}", **options)
+    page.wait_for_selector("#continue")
+    return page
+
+
+def frames(page: Any, roll: int = 0) -> int:
+    return int(page.locator(".roll").nth(roll).get_attribute("data-frames"))
+
+
+def shown(page: Any, script: str) -> None:
+    """Wait until an expression holds on the page; asked from here, for the page's policy forbids `eval`."""
+    for _ in range(300):
+        if page.evaluate(script):
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"never came true: {script}")
+
+
+def test_the_overview_lists_and_filters(open_page: Open) -> None:
+    page = open_page()
+    page.wait_for_selector(".run-row")
+    assert page.locator(".run-row").count() == 6
+    page.get_by_role("button", name="Text", exact=True).click()
+    assert page.locator(".run-row").count() == 2
+    page.get_by_role("button", name="All", exact=True).click()
+    page.get_by_role("searchbox", name="Search runs").fill("dot(s) bach")
+    assert page.locator(".run-row b").all_inner_texts() == ["bach-deep"]
+    assert page.locator(".paper-table td a").count() >= 1
+    page.locator(".run-row").click()
+    page.wait_for_selector("h1:text('bach-deep')")
+    assert page.title() == "bach-deep · deeprnn"
+    page.locator(".drawing").scroll_into_view_if_needed()
+    shown(page, "document.querySelector('.drawing img').naturalWidth > 100")
+
+
+def test_music_is_primed_continued_played_and_taken_home(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "bach")
+    shown(page, "document.querySelector('.roll').dataset.frames === '4'")  # a cadence to begin with
+    page.get_by_role("button", name="Clear").click()
+    shown(page, "document.querySelector('.roll').dataset.frames === '0'")
+    canvas = page.locator(".roll-canvas")
+    canvas.click(position={"x": 15, "y": 150})
+    canvas.click(position={"x": 45, "y": 200})
+    shown(page, "document.querySelector('.roll').dataset.notes === '2'")
+    canvas.click(position={"x": 45, "y": 200})
+    shown(page, "document.querySelector('.roll').dataset.frames === '1'")
+    shown(page, "document.querySelector('.roll-next').ariaLabel.includes('%')")  # the heat strip knows
+
+    page.locator("#length").fill("32")
+    page.locator("#continue").click()
+    page.wait_for_selector("text=/32 frames in/")
+    assert frames(page) == 33
+    assert page.locator(".roll").get_attribute("data-primer") == "1"
+
+    page.get_by_role("button", name="Play").click()
+    shown(page, "Number(document.querySelector('.roll').dataset.playhead) > 1")
+    page.get_by_role("button", name="Stop").click()
+    shown(page, "document.querySelector('.roll').dataset.playhead === ''")
+
+    for label, suffix, magic in (("Download MIDI", ".mid", b"MThd"), ("Download WAV", ".wav", b"RIFF")):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=label).click()
+        assert download.value.suggested_filename == f"bach{suffix}"
+        assert Path(download.value.path()).read_bytes()[:4] == magic
+
+    page.get_by_role("button", name="Start over").click()
+    shown(page, "document.querySelector('.roll').dataset.frames === '1'")
+
+
+def test_the_same_seed_sounds_the_same(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "bach")
+    heard = []
+    for seed in ("5", "5", "6"):
+        page.get_by_role("button", name="Start over").click()
+        page.locator("#seed").fill(seed)
+        page.locator("#continue").click()
+        page.wait_for_selector("text=/48 frames in/")
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download MIDI").click()
+        heard.append(Path(download.value.path()).read_bytes())
+    assert heard[0] == heard[1] != heard[2]
+
+
+def test_a_midi_file_is_opened_and_a_bad_one_explained(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "bach")
+    roll = np.zeros((9, 88), np.uint8)
+    roll[:, 40] = 1
+    page.set_input_files(
+        "#midi", {"name": "tune.mid", "mimeType": "audio/midi", "buffer": midi_bytes(roll, steps_per_beat=1)}
+    )
+    page.wait_for_selector("text=/tune.mid: 9 frames/")
+    assert frames(page) == 9
+    page.evaluate("""() => {
+        const files = new DataTransfer();
+        files.items.add(new File([new Uint8Array([1, 2, 3])], 'bad.mid'));
+        const drop = new DragEvent('drop', {dataTransfer: files, bubbles: true, cancelable: true});
+        document.querySelector('.bench').dispatchEvent(drop);
+    }""")
+    page.wait_for_selector(".toast:has-text('not a MIDI file')")
+    assert frames(page) == 9
+    open_page.errors[:] = [e for e in open_page.errors if "422" not in e]  # type: ignore[attr-defined]
+
+
+def test_the_roll_works_by_keyboard_alone(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "bach")
+    page.get_by_role("button", name="Clear").press("Enter")
+    page.locator(".roll-canvas").focus()
+    for key in ("Space", "ArrowRight", "ArrowUp", "ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    shown(page, "document.querySelector('.roll').dataset.notes === '2'")
+    assert page.locator(".roll [role=status]").inner_text() == "D4, frame 2, on"
+    page.keyboard.press("p")
+    shown(page, "document.querySelector('.roll').dataset.playhead !== ''")
+    page.keyboard.press("p")
+    shown(page, "document.querySelector('.roll').dataset.playhead === ''")
+
+
+def test_notes_are_dragged(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "bach")
+    page.get_by_role("button", name="Clear").click()
+    box = page.locator(".roll-canvas").bounding_box()
+    page.mouse.move(box["x"] + 10, box["y"] + 120)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 200, box["y"] + 140, steps=12)
+    page.mouse.up()
+    shown(page, "document.querySelector('.roll').dataset.frames === '7'")
+    assert page.locator(".roll").get_attribute("data-notes") == "1"  # one held note, along one key
+
+
+def test_text_goes_on_and_explains_itself(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "letters/seed-1")
+    page.locator("#beginning").fill("the quick ")
+    page.locator("#length").fill("40")
+    page.locator("#continue").click()
+    shown(page, "document.querySelectorAll('.tok').length === 50")
+    assert page.locator(".tok.given").count() == 10
+    page.locator(".tok").nth(20).hover()
+    assert page.locator(".pop .alt").count() == 6
+    assert "%" in page.locator(".pop .alt-p").first.inner_text()
+    chosen = page.locator(".pop .alt-name").nth(2).inner_text().replace("␣", " ").replace("↵", "\n")
+    page.locator(".pop .alt").nth(2).click()
+    shown(page, "document.querySelectorAll('.tok').length === 61")  # twenty, the other one, and forty more
+    begun = page.locator("#beginning").input_value()
+    assert len(begun) == 21
+    assert begun.endswith(chosen)
+
+
+def test_surprise_is_coloured_and_walked_through(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "words")
+    page.locator("#beginning").fill("the cat sat on the zebra")
+    page.locator("#surprise").click()
+    shown(page, "document.querySelectorAll('.tok').length === 6")
+    assert page.locator(".tok.unknown").inner_text() == "zebra"
+    page.wait_for_selector("text=/perplexity \\d/")
+    page.locator(".tok").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".pop-head b").inner_text() == "cat"
+    page.locator("#beginning").fill("naïve " * 5000)
+    page.locator("#surprise").click()
+    page.wait_for_selector(".toast:has-text('at most')")
+    open_page.errors[:] = [e for e in open_page.errors if "422" not in e]  # type: ignore[attr-defined]
+
+
+def test_two_runs_are_compared(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "bach")
+    page.get_by_label("Compare with").select_option(label="bach-deep · DOT(S)-RNN 8.100")
+    page.wait_for_selector("h1:text('A/B')")
+    assert page.locator(".roll").count() == 2
+    page.locator("#continue").click()
+    page.wait_for_selector("text=/96 frames in/")
+    assert [frames(page, 0), frames(page, 1)] == [52, 52]
+    assert page.locator(".versus td").all_inner_texts()[:2] == ["DT(S)-RNN", "DOT(S)-RNN"]
+    page.get_by_role("button", name="Play B").click()
+    shown(page, "document.querySelectorAll('.roll')[1].dataset.playhead !== ''")
+    assert page.locator(".chart .line.m1").count() >= 1
+    page.get_by_role("button", name="Clear").click()
+    page.locator(".roll-canvas").first.click(position={"x": 15, "y": 100})
+    shown(page, "document.querySelectorAll('.roll')[1].dataset.notes === '1'")  # one primer for both
+
+
+def test_a_live_curve_grows(open_page: Open, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "now", status="running", epochs=4)
+    running = serve(tmp_path / "runs", Limits())
+    server = next(running)
+    page = bench(lambda path: open_page(path, at=server), server, "now")
+    page.wait_for_selector(".news:text('live')")
+
+    def points() -> str:
+        return "(document.querySelector('.chart .line.valid').getAttribute('d').match(/[ML]/g) || []).length"
+
+    shown(page, f"{points()} === 4")
+    with (run / "metrics.jsonl").open("a") as file:
+        for epoch in (5, 6):
+            file.write(
+                json.dumps({"epoch": epoch, "train": 8.0, "valid": 8.2, "rate": 1.0, "grad_norm": 1.0}) + "\n"
+            )
+    shown(page, f"{points()} === 6")
+    shown(page, "document.querySelector('.score').innerText.includes('8.200')")
+    change_run(run, status="finished")
+    page.wait_for_selector(".status.finished")
+    page.wait_for_selector(".news:text('finished')")
+    next(running, None)
+
+
+def test_a_young_run_and_a_broken_one_are_explained(open_page: Open, server: Server) -> None:
+    page = open_page(f"run/{run_id(server, 'young')}")
+    page.wait_for_selector("text=/after its first epoch/")
+    page.goto(f"{server.url}/#/run/{run_id(server, 'broken')}")
+    page.wait_for_selector("text=/run.json cannot be read/")
+    page.goto(f"{server.url}/#/run/0000000000000000")
+    page.wait_for_selector("text=/There is no such run/")
+    open_page.errors[:] = [e for e in open_page.errors if "422" not in e and "404" not in e]  # type: ignore[attr-defined]
+
+
+def test_an_empty_folder_says_what_to_do(open_page: Open, tmp_path: Path) -> None:
+    running = serve(tmp_path, Limits())
+    server = next(running)
+    page = open_page("", at=server)
+    page.wait_for_selector("text=/deeprnn demo/")
+    write_run(tmp_path / "first")
+    page.wait_for_selector(".run-row", timeout=15_000)  # appears by itself
+    next(running, None)
+
+
+def test_two_hundred_runs(open_page: Open, tmp_path: Path) -> None:
+    many(tmp_path, 200)
+    running = serve(tmp_path, Limits())
+    page = open_page("", at=next(running))
+    page.wait_for_selector(".run-row")
+    assert page.locator(".run-row").count() == 200
+    page.get_by_role("searchbox").fill("run-17")
+    assert page.locator(".run-row").count() == 10
+    next(running, None)
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1600])
+def test_nothing_overflows_or_jumps(open_page: Open, server: Server, width: int) -> None:
+    for name in ("", f"run/{run_id(server, 'bach')}", f"run/{run_id(server, 'words')}",
+                 f"compare/{run_id(server, 'bach')}/{run_id(server, 'bach-deep')}"):  # fmt: skip
+        page = open_page(viewport={"width": width, "height": 800})
+        page.add_init_script("""
+            window.jumps = 0;
+            new PerformanceObserver((list) => {
+                for (const e of list.getEntries()) if (!e.hadRecentInput) window.jumps += e.value;
+            }).observe({type: 'layout-shift', buffered: true});""")
+        page.goto(f"{server.url}/#/{name}")
+        page.reload()
+        page.wait_for_selector("article, .home")
+        page.wait_for_timeout(250)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert page.evaluate("window.jumps") < 0.1, name
+
+
+def test_light_and_dark(open_page: Open, server: Server) -> None:
+    page = open_page(color_scheme="dark")
+    page.wait_for_selector(".home")
+    paint = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(paint)
+    toggle = page.locator("#theme")
+    toggle.click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    light = page.evaluate(paint)
+    assert light != dark
+    page.reload()
+    page.wait_for_selector(".home")
+    assert page.evaluate(paint) == light  # remembered
+    toggle.click()
+    assert page.evaluate(paint) == dark
+
+
+def test_everything_that_acts_has_a_name(open_page: Open, server: Server) -> None:
+    for name in ("bach", "words"):
+        page = bench(open_page, server, name)
+        nameless = page.evaluate("""() => {
+            const named = (el) => el.ariaLabel || el.title || el.innerText?.trim() || el.labels?.length || el.alt;
+            const acting = 'button, a, input, select, textarea, canvas[tabindex], main img';
+            return [...document.querySelectorAll(acting)]
+                .filter((el) => el.offsetParent && !named(el)).map((el) => el.outerHTML.slice(0, 80));
+        }""")
+        assert nameless == []
