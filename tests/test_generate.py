@@ -15,6 +15,8 @@ from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.generate import sample_music, sample_text, stream_music, stream_symbols
 from deeprnn.models import SequenceModel, assemble, build
+from deeprnn.sampling import BLOCK
+from deeprnn.stepping import FewRows, can_serve, fastest_step
 from deeprnn.works import Music, Text, numbered, spell
 
 KEYS = 12
@@ -75,7 +77,7 @@ def test_a_sample_depends_on_seed_and_number_alone():
     assert (sample_music(model, 40, count=1, seed=5)[0] == many[0]).all()
     few = sample_music(model, 40, count=10, seed=5)
     assert all((a == b).all() for a, b in zip(few, many, strict=False))
-    assert (many[0] != many[8]).any()  # the same row of another block
+    assert (many[0] != many[BLOCK]).any()  # the same row of another block
 
 
 def test_a_longer_sample_begins_like_a_shorter_one():
@@ -292,6 +294,68 @@ def test_numbered_stems():
     assert [p.name for p in numbered("out/a", 12)][:2] == ["a-01", "a-02"]
     with pytest.raises(UserError, match="folder"):
         numbered("", 1)
+
+
+SHAPES = [
+    {"hidden_sizes": (10,)},
+    {"hidden_sizes": (10,), "unit": "tanh", "bias": False},
+    {
+        "hidden_sizes": (10,),
+        "intermediate": (8, 6),
+        "shortcut": "all",
+        "input_to": "all",
+        "intermediate_unit": "relu",
+    },
+    {"hidden_sizes": (10,), "intermediate": (8, 6), "input_to": "first"},
+    {
+        "hidden_sizes": (10,),
+        "intermediate": (8, 6),
+        "shortcut": "last",
+        "input_to": "last",
+        "unit": "identity",
+    },
+    {"hidden_sizes": (10, 7), "intermediate": 5, "shortcut": "last", "input_to": "all", "output_from": "all"},
+    {"hidden_sizes": (10,), "output_hidden": (9, 8), "output_shortcut": True, "output_unit": "relu"},
+]
+
+
+@pytest.mark.parametrize("output", ["bernoulli", "categorical"])
+@pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
+def test_the_quick_step_equals_the_models(shape: dict, output: str):
+    torch.manual_seed(0)
+    model = build(assemble(input_size=6, output_size=6, output=output, **shape), seed=0).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.4 * torch.randn(p.shape))
+        quick = fastest_step(model)
+        assert isinstance(quick, FewRows)
+        mine = theirs = model.initial_state(BLOCK)
+        for _ in range(5):
+            x = torch.randint(0, 6, (BLOCK,)) if output == "categorical" else torch.rand(BLOCK, 6).round()
+            a, mine = quick(x, mine)
+            b, theirs = model.step(x, theirs)
+            assert torch.allclose(a, b, atol=1e-5)
+        assert all(torch.allclose(h, k, atol=1e-5) for h, k in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{"hidden_sizes": (6,), "unit": "lp:2"}, {"hidden_sizes": (6,), "output_hidden": 5, "output_unit": "maxout:2"},
+     {"hidden_sizes": (6,), "input_mlp": 5}, {"hidden_sizes": (6, 6), "input_to_levels": "all"}],
+)  # fmt: skip
+def test_other_models_take_the_models_own_step(shape: dict):
+    model = build(assemble(input_size=KEYS, output_size=KEYS, **shape), seed=0).eval()
+    assert not can_serve(model.spec)
+    assert fastest_step(model) == model.step
+    assert sample_music(model, 4, seed=0)[0].shape == (4, KEYS)
+    assert fastest_step(music_model().double()) != FewRows
+
+
+def test_sampling_leaves_the_model_as_it_was():
+    model = music_model()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    sample_music(model, 10, seed=0, count=5)
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
 def test_thousands_of_frames_a_second():

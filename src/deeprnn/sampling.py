@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from deeprnn.errors import UserError
+from deeprnn.stepping import Step, fastest_step
 
 if TYPE_CHECKING:
     from deeprnn.models import SequenceModel, State
 
-BLOCK = 8  # rows of a batch
+BLOCK = 4  # rows of a batch: they cost hardly more than one, since reading the weights takes the time
 DRAWS = 256  # steps of random numbers drawn at once
 LIMIT = 1_000_000  # steps of one sample: more is a slip of the keyboard
 
@@ -46,6 +47,7 @@ def stream(
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Hear what is given, then choose and hear one's own choice, `length` times."""
     device = next(model.parameters()).device
+    step = fastest_step(model)
     logits, state = _hear(model, given.to(device))
     blocks = [(logits, state)] * -(-count // BLOCK)
     generators = [generator(seed, i) for i in range(len(blocks) * BLOCK)]
@@ -58,7 +60,7 @@ def stream(
         chances: list[Tensor] = []
         for b, (logits, state) in enumerate(blocks):
             u = uniform[t % DRAWS, b * BLOCK : (b + 1) * BLOCK]
-            x, p, logits, state = _advance(model, logits, state, u, pick, last=t + 1 == length)
+            x, p, logits, state = _advance(step, logits, state, u, pick, last=t + 1 == length)
             blocks[b] = (logits, state)
             chosen.append(x)
             chances += [] if p is None else [p]
@@ -74,11 +76,11 @@ def _hear(model: SequenceModel, given: Tensor) -> tuple[Tensor, State]:
 
 @torch.inference_mode()
 def _advance(
-    model: SequenceModel, logits: Tensor, state: State, u: Tensor, pick: Pick, last: bool
+    step: Step, logits: Tensor, state: State, u: Tensor, pick: Pick, last: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, State]:
     x, p = pick(logits, u)
     if not last:
-        logits, state = model.step(x, state)
+        logits, state = step(x, state)
     return x, p, logits, state
 
 
