@@ -87,8 +87,8 @@ def _summary(table: Sequence[Row]) -> str:
     return (
         f"{len(filled)} of the paper's {len(table)} cells are measured, by {runs} runs; {within} of them are "
         f"within 1 % of the paper's number or better (bold). Ours: mean ± standard deviation over seeds; in "
-        f"brackets, the paper's. A dash: not run. The last column says whether a deep model beats the "
-        f"conventional RNN seed by seed (paired t-test, Holm's correction, p < 0.05)."
+        f"brackets, the paper's. A dash: not run. The last column: does a deep model, chosen on validation, beat "
+        f"the conventional RNN on test, seed by seed (two-sided paired t-test, p < 0.05)?"
     )
 
 
@@ -191,7 +191,9 @@ def text_tables(entries: Sequence[Entry]) -> str:
             lines.append(["", "difference", *(percent(r.difference) for r in here)])
             lines.append(["", "seeds", *(str(len(r.entries)) for r in here)])
         out.append(f"{caption}\n{aligned(lines)}")
-    out.append("A deep model beats the conventional RNN (paired over seeds, p < 0.05):")
+    out.append(
+        "A deep model, chosen on validation, beats the conventional RNN on test (paired over seeds, p < 0.05):"
+    )
     out += [f"  {TITLES[data]:<16}{v.text}" for data, v in judged.items()]
     return "\n\n".join(out[:2]) + "\n\n" + "\n".join(out[2:])
 

@@ -16,7 +16,7 @@ ENOUGH = 3
 """seeds from which a recipe's mean counts as measured"""
 DEEP = ("dts", "dots", "srnn")
 LEVEL = 0.05
-"""significance of the paired test, after Holm's correction for three deep models"""
+"""significance of the paired test"""
 CHUNKS = {"nottingham": 200, "musedata": 200, "jsb": 50}
 BETAS = {"nottingham": 2330.0, "musedata": 1475.0, "jsb": 100.0}
 INITS = {"ptb-char": CHAR, "ptb-word": WORD}
@@ -162,47 +162,47 @@ def _noise(recipe: Recipe) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a deep model beats the shallow one on a data set."""
+    """Whether the deep model that is best on validation beats the shallow one on test, seed by seed."""
 
     data: str
-    tests: dict[str, statistics.Paired]
-    corrected: dict[str, float | None]
+    model: str | None = None
+    """of the deep models, the one with the lowest mean on validation; None where nothing can be compared"""
+    test: statistics.Paired | None = None
 
     @property
-    def winner(self) -> str | None:
-        """The deep model that is below the shallow one beyond chance, by the largest margin."""
-        good = [m for m, t in self.tests.items() if t.difference < 0 and self._beyond_chance(m)]
-        return min(good, key=lambda m: self.tests[m].difference, default=None)
-
-    def _beyond_chance(self, model: str) -> bool:
-        p = self.corrected[model]
-        return p is not None and p < LEVEL
+    def deep_wins(self) -> bool:
+        """Below the shallow model, beyond chance."""
+        test = self.test
+        return test is not None and test.p is not None and test.difference < 0 and test.p < LEVEL
 
     @property
     def text(self) -> str:
         """The verdict in a line."""
-        if not self.tests:
+        if self.model is None or self.test is None:
             return "not measured"
-        name = self.winner or min(self.tests, key=lambda m: self.tests[m].difference)
-        test, p = self.tests[name], self.corrected[name]
-        chance = "one seed, no test" if p is None else f"p = {p:.2g}"
-        gap = f"{test.difference:+.3f}".replace("-", "−")
-        detail = f"{paper.LABELS[name]} {gap}, better at {test.better} of {test.seeds} seeds, {chance}"
-        return f"yes: {detail}" if self.winner else f"no: {detail}"
+        test = self.test
+        places = 1 if self.data == "ptb-word" else 3
+        chance = "one seed, no test" if test.p is None else f"p = {test.p:.2g}"
+        gap = f"{test.difference:+.{places}f}".replace("-", "−")
+        detail = f"{paper.LABELS[self.model]} {gap}, better at {test.better} of {test.seeds} seeds, {chance}"
+        return f"yes: {detail}" if self.deep_wins else f"no: {detail}"
 
 
 def verdicts(table: Sequence[Row]) -> list[Verdict]:
     """One verdict per data set, in the paper's order."""
     by = {(r.cell.data, r.cell.model): r for r in table}
-    out = []
-    for data in dict.fromkeys(r.cell.data for r in table):
-        shallow = {e.seed: e.value() for e in by[data, "rnn"].entries}
-        tests = {}
-        for model in DEEP:
-            deep = {e.seed: e.value() for e in by[data, model].entries}
-            shared = sorted(deep.keys() & shallow.keys())
-            if shared:
-                tests[model] = statistics.paired([deep[s] for s in shared], [shallow[s] for s in shared])
-        corrected = statistics.holm([t.p for t in tests.values()])
-        out.append(Verdict(data, tests, dict(zip(tests, corrected, strict=True))))
-    return out
+    return [
+        _verdict(data, by[data, "rnn"], [by[data, model] for model in DEEP])
+        for data in dict.fromkeys(r.cell.data for r in table)
+    ]
+
+
+def _verdict(data: str, shallow: Row, deep: Sequence[Row]) -> Verdict:
+    below = {e.seed: e for e in shallow.entries}
+    pairs = {r.cell.model: [(e, below[e.seed]) for e in r.entries if e.seed in below] for r in deep}
+    pairs = {model: found for model, found in pairs.items() if found}
+    if not pairs:
+        return Verdict(data)
+    best = min(pairs, key=lambda m: statistics.mean([e.value("valid") for e, _ in pairs[m]]))
+    ours, theirs = zip(*((a.value(), b.value()) for a, b in pairs[best]), strict=True)
+    return Verdict(data, best, statistics.paired(ours, theirs))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeprnn import paper
+from deeprnn.anatomy import short_count
 from deeprnn.render.curves import legend, series
 from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
 from deeprnn.report import TITLES
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAMES = {**paper.LABELS, **LABELS}
-ORDER = ("rnn", "dt", "dts", "dts3", "dts4", "do", "dot", "dots", "srnn", "sdts", "dots-star")
+ORDER = ("rnn", "dt", "dts", "dts3", "dts4", "do", "dot", "dots", "srnn", "sdts")
 COLOURS = {model: SERIES[i % len(SERIES)] for i, model in enumerate(paper.LABELS)}
 
 
@@ -107,8 +108,13 @@ def parameters_figure(table: Sequence[Row]) -> bytes:
             if row.cell.model != "dots-star":  # its size is not published
                 axes.plot([size], [row.cell.value], "o", color=colour, markerfacecolor="none", markersize=6)
         axes.set_xscale("log")
+        ticks = sorted({parameters(r.entries[0]) for r in table if r.cell.data == data and r.entries})
+        kept = [t for i, t in enumerate(ticks) if not i or t > 1.12 * ticks[i - 1]]  # labels need room
+        axes.set_xticks(kept, [short_count(t) for t in kept])
+        axes.minorticks_off()
         axes.set_xlabel("parameters", color=SOFT, fontsize=9)
-        legend(axes)
+        if place == 1:
+            legend(axes)
     return png_bytes(figure)
 
 

@@ -76,14 +76,3 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
 
 def _away(value: float, tiny: float) -> float:
     return value if abs(value) > tiny else tiny
-
-
-def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """p values corrected for having tried several models (Holm's step-down)."""
-    order = sorted((p, i) for i, p in enumerate(ps) if p is not None)
-    out: list[float | None] = [None] * len(ps)
-    floor = 0.0
-    for rank, (p, i) in enumerate(order):
-        floor = max(floor, min(1.0, p * (len(order) - rank)))
-        out[i] = floor
-    return out
