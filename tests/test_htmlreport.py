@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from deeprnn.errors import UserError
-from deeprnn.htmlreport import report_html, write_report
+from deeprnn.htmlreport import collect, report_html, write_report
 from deeprnn.htmlreport.gather import PiecePrediction, TextPrediction, groups, predict, score
 from deeprnn.htmlreport.sections import difference, spread
 from deeprnn.render.charts import Series, line_chart, roll_svg, scatter, tiny_png
@@ -161,6 +161,15 @@ def test_seeds_are_averaged(tmp_path: Path):
     assert "+2.5 %" in page
 
 
+def test_a_population_stands_for_all_its_members(tmp_path: Path):
+    for seed in (1, 2):
+        copy_of(small_run("music", seed), tmp_path / f"seed-{seed}")
+    (tmp_path / "population.json").write_text(json.dumps({"format": 1, "members": ["seed-1", "seed-2"]}))
+    runs = collect([tmp_path, small_run("char").path])
+    assert [run.kind for run in runs] == ["music", "music", "char"]
+    assert len(groups(runs)) == 2
+
+
 def test_predictions_are_the_models():
     seen = predict(small_run("music"))
     assert isinstance(seen, PiecePrediction)
@@ -196,3 +205,32 @@ def test_tiny_png_is_a_png():
     image = pytest.importorskip("PIL.Image")
     pixels = np.random.default_rng(0).integers(0, 255, (5, 7, 4), np.uint8)
     assert (np.asarray(image.open(io.BytesIO(tiny_png(pixels)))) == pixels).all()
+
+
+@pytest.mark.browser
+def test_the_play_button_plays_in_a_browser(tmp_path: Path):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    browser_path = shutil.which("chromium")
+    if browser_path is None:
+        pytest.skip("no Chromium here: `make browser` installs it")
+    path = write_report([small_run("music")], tmp_path / "report.html", figures=False)
+    troubles, requests = [], []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=browser_path,
+            args=["--no-sandbox", "--disable-gpu", "--autoplay-policy=no-user-gesture-required"],
+        )
+        page = browser.new_page()
+        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri())
+        page.click("text=▶ Play")
+        page.wait_for_function("document.querySelector('audio').currentTime > 0.3")
+        assert page.evaluate("document.querySelector('svg.roll.heard').classList.contains('playing')")
+        assert "translate" in page.get_attribute("svg.roll.heard .cursor", "transform")
+        page.click("text=Pause")
+        assert page.evaluate("document.querySelector('audio').paused")
+        browser.close()
+    assert troubles == []
+    assert [url for url in requests if not url.startswith(("data:", "file:"))] == []

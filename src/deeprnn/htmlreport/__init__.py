@@ -13,12 +13,12 @@ from deeprnn import __version__
 from deeprnn.data.files import write_atomically
 from deeprnn.errors import UserError
 from deeprnn.htmlreport import sections
-from deeprnn.htmlreport.gather import Group, PiecePrediction, groups, predict
+from deeprnn.htmlreport.gather import Group, PiecePrediction, collect, groups, predict
 
 if TYPE_CHECKING:
     from deeprnn.runs import Run
 
-__all__ = ["report_html", "write_figures", "write_report"]
+__all__ = ["collect", "report_html", "write_figures", "write_report"]
 
 
 def write_report(runs: Sequence[Run], path: str | Path, figures: bool = True) -> Path:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +61,17 @@ class Group:
         if not values:
             return None
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def collect(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs of some folders; a population stands for all its members."""
+    from deeprnn.runs import load_run, population
+
+    found: list[Run] = []
+    for path in map(Path, paths):
+        many = (path / "population.json").exists() and not (path / "run.json").exists()
+        found += population(path) if many else [load_run(path)]
+    return found
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
