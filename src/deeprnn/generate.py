@@ -56,9 +56,9 @@ def from_run(run: Run, *, primer: np.ndarray | str | None = None, **options: Any
 def _music_from_run(
     run: Run, primer: Any, *, length: int | None = None, tempo: float = 90.0, program: int = 0, **options: Any
 ) -> Music:
-    from deeprnn.render.midi import check_tempo
+    from deeprnn.render.midi import check_playing
 
-    check_tempo(tempo)
+    check_playing(tempo, program)
     steps = run.grid.steps_per_beat if run.grid else 4
     wanted = 64 * steps if length is None else length
     given = 0 if primer is None else len(primer)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from deeprnn.errors import UserError
 from deeprnn.render.notes import Note, held_notes
 
 TICKS_PER_BEAT = 480
@@ -22,21 +23,21 @@ def midi_bytes(
     title: str = "",
 ) -> bytes:
     """A piano roll (T, K) as the bytes of a MIDI file of format 0."""
-    check_tempo(tempo)
-    if not 0 <= program <= 127:
-        raise ValueError(f"program={program} is no General MIDI program: choose 0 (piano) to 127")
+    check_playing(tempo, program)
     if steps_per_beat < 1:
-        raise ValueError(f"steps_per_beat={steps_per_beat} must be at least 1")
+        raise UserError(f"steps_per_beat={steps_per_beat} must be at least 1")
     notes = held_notes(frames, low, steps_per_beat)
     track = _header_events(tempo, program, title) + _note_events(notes, steps_per_beat, len(frames))
     head = struct.pack(">4sIHHH", b"MThd", 6, 0, 1, TICKS_PER_BEAT)
     return head + struct.pack(">4sI", b"MTrk", len(track)) + track
 
 
-def check_tempo(tempo: float) -> None:
-    """Refuse tempi that a MIDI file cannot hold or nobody could follow."""
+def check_playing(tempo: float, program: int) -> None:
+    """Refuse a tempo that a MIDI file cannot hold or nobody could follow, and programs that do not exist."""
     if not 4 <= tempo <= 1000:
-        raise ValueError(f"tempo={tempo} beats a minute is out of reach: choose 4 to 1000")
+        raise UserError(f"tempo={tempo} beats a minute is out of reach: choose 4 to 1000")
+    if not 0 <= program <= 127:
+        raise UserError(f"program={program} is no General MIDI program: choose 0 (piano) to 127")
 
 
 def _header_events(tempo: float, program: int, title: str) -> bytes:

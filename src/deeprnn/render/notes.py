@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from deeprnn.errors import UserError
+
 
 class Note(NamedTuple):
     """One held note; times in frames of the grid."""
@@ -20,9 +22,9 @@ def as_roll(frames: np.ndarray, low: int = 21) -> np.ndarray:
     """Check a piano roll and return it as (T, K) uint8 of zeros and ones."""
     roll = np.asarray(frames)
     if roll.ndim != 2:
-        raise ValueError(f"a piano roll has the shape (time, pitch), not {roll.shape}")
+        raise UserError(f"a piano roll has the shape (time, pitch), not {roll.shape}")
     if low < 0 or low + roll.shape[1] > 128:
-        raise ValueError(f"pitches {low}..{low + roll.shape[1] - 1} leave MIDI's range 0..127")
+        raise UserError(f"pitches {low}..{low + roll.shape[1] - 1} leave MIDI's range 0..127")
     return (roll > 0).astype(np.uint8)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from deeprnn.errors import UserError
 from deeprnn.render.notes import Note, as_roll, held_notes
 from deeprnn.render.style import ACCENT, INK, PAPER, RULE, SOFT, new_figure, png_bytes
 
@@ -35,7 +36,7 @@ def pianoroll_png(
     """
     roll = as_roll(frames, low)
     if probabilities is not None and probabilities.shape != roll.shape:
-        raise ValueError(f"probabilities {probabilities.shape} and frames {roll.shape} differ in shape")
+        raise UserError(f"probabilities {probabilities.shape} and frames {roll.shape} differ in shape")
     bottom, top = _compass(roll, low)
     width = _frames_per_system(len(roll), steps_per_beat)
     systems = max(1, math.ceil(len(roll) / width))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deeprnn.render.midi import check_tempo
+from deeprnn.render.midi import check_playing
 from deeprnn.render.notes import Note, held_notes
 
 BLOCK = 512  # samples to a row of the matrix product
@@ -62,7 +62,7 @@ def synthesise(
     rate: int = 44100,
 ) -> np.ndarray:
     """A piano roll as stereo sound (N, 2) float32 within ±0.89; the room rings out at the end."""
-    check_tempo(tempo)
+    check_playing(tempo, program)
     timbre = timbre_of(program)
     seconds_per_frame = 60.0 / tempo / steps_per_beat
     tail = timbre.release + 1.2
