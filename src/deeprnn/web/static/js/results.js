@@ -20,11 +20,14 @@ export function resultLine(store, runs) {
   const own = runs.map((run, i) => ({ value: lower(run), name: runs.length > 1 ? "AB"[i] : "this run", run: true, i }));
   const marks = [...cells.map((cell) => ({ value: cell.value, name: cell.label })), ...own].filter((m) => Number.isFinite(m.value));
   if (!cells.length || marks.length < 2) return null;
-  const low = Math.min(...marks.map((m) => m.value));
-  const high = Math.max(...marks.map((m) => m.value));
-  const margin = (high - low) * 0.06 || 1;
+  const printed = cells.map((cell) => cell.value);
+  const span = Math.max(...printed) - Math.min(...printed) || 1;
+  // A run far off stands at the edge with an arrow: the paper's numbers stay apart.
+  const low = Math.max(Math.min(...marks.map((m) => m.value)), Math.min(...printed) - span);
+  const high = Math.min(Math.max(...marks.map((m) => m.value)), Math.max(...printed) + span);
+  const margin = (high - low) * 0.06;
   const width = 560;
-  const X = (v) => 24 + ((v - low + margin) / (high - low + 2 * margin)) * (width - 48);
+  const X = (v) => 24 + ((Math.min(Math.max(v, low), high) - low + margin) / (high - low + 2 * margin)) * (width - 48);
   const svg = s("svg", { viewBox: `0 0 ${width} 104`, class: "result-line", role: "img",
     "aria-label": `${UNITS[runs[0].metric] || runs[0].metric}, lower is better: ${marks.map((m) => `${m.name} ${number(m.value)}`).join(", ")}` });
   svg.append(s("line", { x1: 8, x2: width - 8, y1: 50, y2: 50, class: "rule" }));
@@ -36,7 +39,7 @@ export function resultLine(store, runs) {
   for (const { mark, row } of rows(marks.filter((m) => m.run), X, 96, 2)) {
     const x = X(mark.value);
     svg.append(s("circle", { cx: x, cy: 50, r: 7, class: `mine m${mark.i}` }),
-      s("text", { x: Math.min(Math.max(x, 44), width - 44), y: row ? 14 : 34, "text-anchor": "middle", class: `mine-text m${mark.i}`, text: `${mark.name} ${number(mark.value)}` }));
+      s("text", { x: Math.min(Math.max(x, 44), width - 44), y: row ? 14 : 34, "text-anchor": "middle", class: `mine-text m${mark.i}`, text: `${mark.value < low ? "← " : ""}${mark.name} ${number(mark.value)}${mark.value > high ? " →" : ""}` }));
   }
   return h("figure", { class: "beside" },
     h("figcaption", {}, "Beside the paper ", h("span", { class: "soft", text: `· ${UNITS[runs[0].metric] || runs[0].metric} on the test set, left is better` })), svg);

@@ -25,7 +25,7 @@ export class Roll {
     this.expect = true;
     this.playhead = null;
     this.cursor = { t: 0, k: Math.min(60 - this.low, keys - 1) };
-    this.cell = Math.max(9, Math.round(30 / this.perBeat));
+    this.cell = Math.max(8, Math.round(26 / this.perBeat));
     this.canvas = h("canvas", { class: "roll-canvas", tabindex: "0", role: "application", "aria-roledescription": "piano roll",
       "aria-label": `${label}. Arrow keys move, space toggles a note, page up and down jump an octave, P plays.` });
     this.gutter = h("canvas", { class: "roll-keys", "aria-hidden": "true" });
@@ -129,7 +129,7 @@ export class Roll {
       const bar = t % (4 * this.perBeat) === 0;
       line(c, X(t), 0, X(t), g.height, bar ? ink.bar : ink.rule, bar ? 1 : 0.5);
     }
-    if (this.frames.length > this.primer) line(c, X(this.primer), 0, X(this.primer), g.height, ink.accent, 1.5);
+    if (this.frames.length > this.primer) line(c, X(this.primer), 0, X(this.primer), g.height, ink.soft, 1.5);
     this.paintNotes(c, g, ink, X, first, last);
     if (document.activeElement === this.canvas) {
       c.strokeStyle = ink.accent;

@@ -66,11 +66,12 @@ export function textBench(runs) {
 
   const el = h("section", { class: "panel bench", "aria-label": "Playground" },
     h("label", { class: "field wide" }, h("span", { text: "Beginning" }), input),
-    h("div", { class: "bench-bar lined" }, go, look, temperature.el, length.el, seed.el, h("div", { class: "bench-status" }, two ? null : voices[0].mean, status)),
+    h("div", { class: "bench-bar lined" }, go, look, temperature.el, length.el, seed.el),
     h("div", { class: two ? "pair" : "" }, voices.map((v, i) => h("div", { class: "voice" },
       two ? h("div", { class: "voice-head" }, h("span", { class: `letter m${i}`, text: "AB"[i] }), h("b", { text: v.run.label || v.run.name }), v.mean) : null,
       v.tokens.el))),
-    h("div", { class: "scale", "aria-hidden": "true" }, h("span", { text: "expected" }), [0, 1, 2, 3, 4, 5].map((i) => h("i", { class: `heat${i}` })), h("span", { text: "surprising" }),
-      h("span", { class: "soft", text: "Point at a symbol for what the model would rather have seen; press one to go on from there." })));
+    h("div", { class: "scale" }, h("span", { text: "expected" }), [0, 1, 2, 3, 4, 5].map((i) => h("i", { class: `heat${i}` })), h("span", { text: "surprising" }),
+      h("div", { class: "bench-status" }, two ? null : voices[0].mean, status)),
+    h("p", { class: "soft small", text: "Point at a symbol to see what the model would rather have seen; press an alternative to go on from there." }));
   return { el, dispose() { job?.abort(); voices.forEach((v) => v.tokens.dispose()); } };
 }
