@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 BLACK_KEYS = {1, 3, 6, 8, 10}
 BAR_BEATS = 4
+MANY = 1000  # notes in a line: round corners would neither be seen nor be quick
 HEAT = ("#fdfcf9", "#f9ead2", "#f3cf9b", "#e9a866", "#db7c46")  # paper to embers
 
 
@@ -131,14 +132,18 @@ def _primer(axes: Axes, first: int, primer: int, bottom: int, top: int, label: b
 
 def _notes(axes: Axes, notes: list[Note], primer: int) -> None:
     from matplotlib.collections import PatchCollection
-    from matplotlib.patches import FancyBboxPatch
+    from matplotlib.patches import FancyBboxPatch, Rectangle
 
     inset = 0.06
     shapes, faces = [], []
     for note in notes:
         size = max(0.05, note.length - 2 * inset)
-        style = f"round,pad=0,rounding_size={min(0.28, size / 2)}"
-        shapes.append(FancyBboxPatch((note.start + inset, note.pitch - 0.4), size, 0.8, boxstyle=style))
+        corner = (note.start + inset, note.pitch - 0.4)
+        if len(notes) < MANY:
+            style = f"round,pad=0,rounding_size={min(0.28, size / 2)}"
+            shapes.append(FancyBboxPatch(corner, size, 0.8, boxstyle=style))
+        else:
+            shapes.append(Rectangle(corner, size, 0.8))
         faces.append(_shade(note, primer))
     axes.add_collection(PatchCollection(shapes, facecolors=faces, edgecolors=PAPER, linewidths=0.5, zorder=4))
 
