@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from deeprnn.data import load
 from deeprnn.data.batching import Batch
 from deeprnn.models import build
-from deeprnn.training.evaluate import dynamic_evaluation, evaluate, evaluation_plan, score
+from deeprnn.training.evaluate import dynamic_evaluation, evaluate, evaluation_plan, one_gram, score
 from deeprnn.training.loop import NonFinite, Trainer
+from tests.helpers import benchmark_data
 from tests.training.toys import DEEP, music, recipe, text
 
 
@@ -192,3 +194,9 @@ def test_members_are_scored_as_if_alone():
     both = score(trainer.model, trainer.updater.parameters, plan)
     one = score(trainer.model, trainer.updater.parameters[1:], plan)
     assert np.array_equal(both[1], one[0])
+
+
+@pytest.mark.parametrize(("name", "published"), [("jsb", 11.06), ("nottingham", 10.25), ("musedata", 11.51)])
+def test_the_one_gram_baseline_is_the_published_one(name, published):
+    benchmark_data()
+    assert one_gram(load(name), "test") == pytest.approx(published, abs=0.01)

@@ -123,7 +123,7 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any) -> int:
+def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, conclusion: bool = True) -> int:
     """Run a recipe with everything a person sees; the exit status."""
     import json
     import sys
@@ -156,7 +156,7 @@ def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any) ->
     entries = [ledger.record(run, options.ledger) for run in view.members(folder)] if options.ledger else []
     if options.json:
         print(json.dumps([view.summary(run) for run in view.members(folder)]))
-    elif shown:
+    elif shown and conclusion:
         view.conclusion(folder)
         for path in entries:
             view.console().print(f"ledger: {path}")

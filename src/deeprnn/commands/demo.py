@@ -1,0 +1,115 @@
+"""`deeprnn demo`: the first thing to try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deeprnn.data.music import MusicData
+
+RECIPES = ("quick/bach-rnn", "quick/bach-dots")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train a conventional RNN and a DOT(S)-RNN on Bach's chorales, compare them, and hear a new chorale.
+
+    Takes at most about four minutes on two cores; needs neither a GPU nor the network.
+    """
+
+    out: Path = Path("out")
+    """where the chorale goes, as MIDI, sound and picture"""
+    runs: Path = Path("runs")
+    """where the two runs are kept"""
+    seed: int = 1
+    """another seed is another training and another chorale"""
+    minutes: float = 1.5
+    """most time for each of the two models"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    threads: int = 0
+    """CPU threads; 0: as torch chooses"""
+
+    def run(self) -> int:
+        """Train both, compare, generate."""
+        from deeprnn.commands.train import Train, conduct, set_threads
+        from deeprnn.console import console
+        from deeprnn.recipe import load_recipe, override
+        from deeprnn.runs import new_folder
+        from deeprnn.training.session import load_data
+
+        screen = console()
+        set_threads(self.threads)
+        recipes = [
+            override(load_recipe(name), {"seeds": [self.seed], "stop.minutes": self.minutes})
+            for name in RECIPES
+        ]
+        screen.print(
+            "[bold]Bach's four-part chorales[/]: predict each frame's notes from all that came before"
+        )
+        data: Any = load_data(recipes[0].data)
+        told = ", ".join(f"{len(data.splits[s])} for {s}" for s in ("train", "valid", "test"))
+        screen.print(
+            f"{told}; a frame is an eighth note; less is better: nats per frame on unseen chorales\n"
+        )
+        folders = []
+        for recipe in recipes:
+            folder = new_folder(self.runs, f"demo-{recipe.model.kind}")
+            options = Train("bach", device=self.device)
+            status = conduct(recipe, folder, data=data, options=options, conclusion=False)
+            if status:
+                return status
+            folders.append(folder)
+            screen.print()
+        best = self.compare(folders, data)
+        self.compose(best)
+        return 0
+
+    def compare(self, folders: list[Path], data: MusicData) -> Path:
+        """Both models beside what a model without memory reaches; the better one by validation."""
+        from deeprnn import view
+        from deeprnn.console import console
+        from deeprnn.runs import Run
+        from deeprnn.training.evaluate import one_gram
+
+        screen = console()
+        baseline = one_gram(data, "test")
+        rows: list[tuple[str, float]] = [("one-gram (no memory)", baseline)]
+        found = [view.summary(Run(folder)) for folder in folders]
+        rows += [(row["label"], row["test"]) for row in found]
+        screen.print("[bold]nats per frame on the test chorales[/] (shorter is better)")
+        for name, value in rows:
+            share = f"{1 - value / baseline:.0%} less than one-gram" if value != baseline else ""
+            screen.print(
+                f"  {name:<22} {value:7.3f}  [cyan]{'█' * round(36 * value / baseline):<36}[/]  {share}"
+            )
+        for folder in folders:
+            view.write_curves(folder)
+        return min(zip(found, folders, strict=True), key=lambda pair: pair[0]["valid"])[1]
+
+    def compose(self, folder: Path) -> None:
+        """Let the better model write a chorale, and say where it is and what to try next."""
+        from deeprnn import generate
+        from deeprnn.console import console
+        from deeprnn.runs import load_run
+
+        screen, run = console(), load_run(folder)
+        screen.print(f"\n[bold]A new chorale[/] by {run.info['label']}, sixteen bars ...")
+        music: Any = generate.from_run(
+            run, seed=self.seed, length=128, temperature=0.9, tempo=80.0, program=19
+        )
+        for path in music.save(self.out / "chorale", ("mid", "wav", "png")):
+            screen.print(f"  {path}")
+        screen.print(f"  {folder / 'curves.png'} (how it learned)")
+        screen.print("\n[bold]What to try next[/]")
+        for command, why in (
+            (f"deeprnn generate {folder} --primer test:3", "continue a chorale it has never seen"),
+            ("deeprnn serve", "hear, see and play with both models in the browser"),
+            (f"deeprnn resume {folder}", "a finished run stays finished; an interrupted one goes on"),
+            ("deeprnn train my_midi_folder/", "your own music"),
+            ("deeprnn train book.txt --level char", "your own text"),
+            ("deeprnn train jsb --model dots", "a cell of the paper's Table 2"),
+        ):
+            screen.print(f"  {command:<50} {why}")
