@@ -319,6 +319,30 @@ def test_unreasonable_wishes_are_refused_by_name(
     assert names in answer.json()["error"]
 
 
+def test_half_a_character_is_refused(client: TestClient) -> None:
+    path = f"/api/runs/{ids(client)['words']}/score"
+    answer = client.post(path, content=b'{"text": "the \\ud800 cat"}')
+    assert answer.status_code == 422
+    assert "surrogate" in answer.json()["error"]
+
+
+def test_one_strange_run_does_not_spoil_the_list(tmp_path: Path) -> None:
+    strange = {"label": "\ud800", "paper": float("nan"), "parameters": 10**400, "seed": {"a": float("inf")},
+               "data": {"name": ["x"], "kind": 7}, "result": {"test": 10**400}, "model": {"levels": 3}}  # fmt: skip
+    for i, value in enumerate((strange, [], {"data": None, "updated": 5, "model": {"predict": []}})):
+        (tmp_path / str(i)).mkdir()
+        (tmp_path / str(i) / "run.json").write_text(json.dumps(value))
+        (tmp_path / str(i) / "metrics.jsonl").write_text('{"epoch": "x", "valid": 1e999}\n' + "9" * 5000)
+    with client_of(tmp_path) as client:
+        found = ids(client)
+        assert set(found) == {"0", "1", "2"}
+        assert client.get(f"/api/runs/{found['0']}").json()["paper"] is None
+        for id in found.values():
+            for path in ("", "/metrics", "/drawing.svg"):
+                assert client.get(f"/api/runs/{id}{path}").status_code in (200, 404, 422)
+            assert client.post(f"/api/runs/{id}/predict", json={}).status_code in (409, 422)
+
+
 def test_too_much_text_is_refused(folder: Path) -> None:
     with client_of(folder, Limits(symbols=10)) as client:
         assert (

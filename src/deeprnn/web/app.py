@@ -178,7 +178,7 @@ async def _calm_torch(_app: Starlette) -> AsyncIterator[None]:
 
 def _tagged(request: Request, value: Any) -> Response:
     """JSON with a tag of its content, so that a client that has it gets 304."""
-    body = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    body = json.dumps(details.plain(value), separators=(",", ":"), allow_nan=False).encode()
     tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
     headers = {"etag": tag, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == tag:

@@ -34,22 +34,20 @@ def describe(library: Library, entry: Entry) -> dict[str, Any]:
     info = library.info(entry)
     spec = _spec(info)
     result = info.get("result") if isinstance(info.get("result"), dict) else None
-    return plain(
-        {
-            **entry.summary,
-            "data_name": DATA_NAMES.get(entry.summary.get("data", ""), entry.summary.get("data", "")),
-            "result": result,
-            "environment": info.get("environment"),
-            "version": info.get("version"),
-            "commit": info.get("commit"),
-            "equations": anatomy.equations(spec) if spec else [],
-            "layers": _layers(spec) if spec else [],
-            "keys": spec.input_size if spec and spec.output == "bernoulli" else None,
-            "symbols": spec.output_size if spec and spec.output == "categorical" else None,
-            "grid": _grid(library, entry),
-            "drawn": spec is not None,
-        }
-    )
+    return {
+        **entry.summary,
+        "data_name": DATA_NAMES.get(entry.summary.get("data", ""), entry.summary.get("data", "")),
+        "result": result,
+        "environment": info.get("environment"),
+        "version": info.get("version"),
+        "commit": info.get("commit"),
+        "equations": anatomy.equations(spec) if spec else [],
+        "layers": _layers(spec) if spec else [],
+        "keys": spec.input_size if spec and spec.output == "bernoulli" else None,
+        "symbols": spec.output_size if spec and spec.output == "categorical" else None,
+        "grid": _grid(library, entry),
+        "drawn": spec is not None,
+    }
 
 
 def drawing(library: Library, entry: Entry) -> str:

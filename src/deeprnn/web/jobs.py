@@ -123,4 +123,4 @@ class JobResponse(StreamingResponse):
 
 def line(value: Any) -> bytes:
     """One JSON document on a line of its own."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"

@@ -184,7 +184,8 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    # Below what a float holds: JSON may spell a whole number that does not fit into one.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _rows(content: bytes) -> list[dict[str, Any]]:

@@ -106,6 +106,8 @@ class Fields:
         value = self._values.get(name, "")
         if not isinstance(value, str):
             raise Refusal(422, f"{name} must be text, not {_show(value)}")
+        if any("\ud800" <= c <= "\udfff" for c in value):
+            raise Refusal(422, f"{name} holds half a character (a lone surrogate): it is not valid Unicode")
         if len(value) > most:
             raise Refusal(422, f"{name} has {len(value):,} characters; at most {most:,} are read at once")
         return value
