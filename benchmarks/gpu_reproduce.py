@@ -236,6 +236,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.collect:
         return collect(Path(arguments.collect))
+    sys.setswitchinterval(2e-4)  # a thread that only replays graphs must not wait long for one that computes
     return Slice(arguments).run()
 
 

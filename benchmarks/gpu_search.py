@@ -21,6 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "src"))
 
+from deeprnn.backends.cuda.planning import expect_company  # noqa: E402
 from deeprnn.recipe import load_recipe, override  # noqa: E402
 from deeprnn.reproduction.job import SETUP, _on_own_stream  # noqa: E402
 from deeprnn.reproduction.run import _data  # noqa: E402
@@ -108,6 +109,8 @@ def main() -> None:
     a = parser.parse_args()
     a.out.parent.mkdir(parents=True, exist_ok=True)
     search = Search(json.loads(a.file.read_text()), a.out, a.minutes, str(pick_device(a.device)))
+    expect_company(a.jobs)
+    sys.setswitchinterval(2e-4)  # a thread that only replays graphs must not wait long for one that computes
     with ThreadPoolExecutor(a.jobs) as pool:
         for future in [pool.submit(search.run_job, n) for n in range(len(search.jobs))]:
             future.result()

@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from deeprnn.backends.cuda.planning import expect_company
 from deeprnn.data import sources
 from deeprnn.errors import UserError
 from deeprnn.recipe import DataPart, Recipe
@@ -117,6 +118,8 @@ def reproduce(settings: Settings, say: Say = print, entered: Callable[[], None] 
     for name in dict.fromkeys(job.recipe.data.name for job in plan.jobs):
         sources.find(name)  # missing data is an error now, not after an hour
     outcome = Outcome()
+    if settings.device.startswith("cuda"):
+        expect_company(settings.jobs)
     if plan.jobs:
         with _listening() as heard:
             _Runner(settings, plan, say, entered, heard, outcome).run()
