@@ -9,6 +9,7 @@ import torch
 from torch.func import functional_call, vmap
 
 from deeprnn.backends import TransitionSpec, cpu, gradients, reference, unroll
+from tests.backends import grid
 
 SPEC = TransitionSpec((20, 33), ("tanh", "sigmoid"), (False, True))
 PATHS = ["plain", "fast"]
@@ -117,6 +118,21 @@ def test_threads_and_the_way_they_share_change_no_bit(B, monkeypatch):
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("vector_bytes", "registers"), [(32, 16), (16, 32)])
+def test_processors_with_narrower_vectors(vector_bytes, registers, monkeypatch):
+    """AVX2 and NEON shapes of the same programs; this processor may be wider, the code runs all the same."""
+    pytest.importorskip("llvmlite")
+    from deeprnn.backends import cpu_jit
+
+    target, engine, widest, _ = cpu_jit.machine()
+    if vector_bytes > widest:
+        pytest.skip("this processor has no vectors so wide")
+    monkeypatch.setattr(cpu, "PATH", "fast")
+    monkeypatch.setattr(cpu_jit, "machine", lambda: (target, engine, vector_bytes, registers))
+    for case in grid.cases()[7::67]:
+        grid.examine(cpu.unroll, case)
 
 
 def test_a_row_has_the_bits_it_has_in_another_batch(monkeypatch):

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -59,12 +59,17 @@ def backward(
     if h.shape[-3] == 0:
         dh0.zero_()
         return
-    plan = replace(_plan(W, units, shortcuts, h, reset), z_gradient=dz is not None)
+    plan = _plan(W, units, shortcuts, h, reset, dz is not None)
     Call(plan, True, (dh, dz, h, z, dA, dh0), W, S, reset, h).run()
 
 
 def _plan(
-    W: Sequence[Tensor], units: Sequence[str], shortcuts: Sequence[bool], h: Tensor, reset: Tensor | None
+    W: Sequence[Tensor],
+    units: Sequence[str],
+    shortcuts: Sequence[bool],
+    h: Tensor,
+    reset: Tensor | None,
+    z_gradient: bool = True,
 ) -> Plan:
     _, _, vector_bytes, registers = cpu_jit.machine()
     return Plan(
@@ -75,6 +80,7 @@ def _plan(
         heights=(1,),
         parts=1,
         reset=reset is not None,
+        z_gradient=z_gradient,
         lanes=vector_bytes // h.element_size(),
         registers=registers,
     )
@@ -143,25 +149,17 @@ class Call:
     def _go(self, way: str, threads: int) -> float:
         """Cut the work by members and rows, or by columns; the seconds it took."""
         crews = 1 if way == "columns" or threads <= self.P else min(threads, self.B)
-        blocks = math.ceil(math.ceil(self.B / crews) / TALLEST)
-        short = max(1, self.B // crews // blocks)
-        heights = (short,) if self.B % (crews * blocks) == 0 else (short + 1, short)
-        plan = replace(self.plan, parts=threads if way == "columns" else 1, heights=heights)
-        function = cpu_jit.compiled(plan, self.backward)
+        cut = prepare(self.plan, self.backward, self.B, crews, threads if way == "columns" else 1)
         began = time.perf_counter()
-        weights = pack(plan, self.backward, self.W, self.S, self.P)
-        scratch = torch.zeros(plan.sizes[-1] + 16, dtype=torch.float64)  # a row of zeros and the counter
-        counter = scratch[-8:]
+        weights = pack(cut, self.W, self.S, self.P)
+        scratch = torch.zeros(cut.plan.sizes[-1] + 16, dtype=torch.float64)  # a row of zeros and the counter
 
         def piece(member: int, first: int, rows: int, part: int) -> Callable[[], None]:
-            tall = rows - blocks * short
-            tiles = (tall, blocks - tall) if len(heights) > 1 else (blocks, 0)
             pointers = [_address(x, member, self.P) for x in self.tensors]
-            marks = _address(
-                self.reset, member, self.P if self.reset is not None and self.reset.dim() == 3 else 1
-            )
-            places = (marks, _address(weights, member, self.P), scratch.data_ptr(), counter.data_ptr())
-            return partial(function, *pointers, *places, self.T, self.B, first, *tiles, part)
+            own_marks = self.reset is not None and self.reset.dim() == 3
+            marks = _address(self.reset, member, self.P if own_marks else 1)
+            places = (marks, _address(weights, member, self.P), scratch.data_ptr(), scratch[-8:].data_ptr())
+            return partial(cut.function, *pointers, *places, self.T, self.B, first, *cut.tiles(rows), part)
 
         if way == "columns":
             cpu_threads.together([piece(0, 0, self.B, part) for part in range(threads)])
@@ -177,6 +175,45 @@ class Call:
         return time.perf_counter() - began
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What depends on shapes alone: the function, its tiles, and how each matrix is packed."""
+
+    plan: Plan
+    function: Any
+    blocks: int
+    packing: Any
+    copies: tuple[tuple[str, int, int, tuple[int, ...]], ...]  # matrix, layer, place, numbers for packing
+    size: int  # of the packed weights
+
+    def tiles(self, rows: int) -> tuple[int, int]:
+        """How many tall and how many short tiles make up these rows."""
+        if len(self.plan.heights) == 1:
+            return self.blocks, 0
+        tall = rows - self.blocks * self.plan.heights[1]
+        return tall, self.blocks - tall
+
+
+@lru_cache(maxsize=512)
+def prepare(plan: Plan, backward: bool, B: int, crews: int, parts: int) -> Cut:
+    """Cut B rows for so many crews, or every layer's columns into parts, and compile for that."""
+    blocks = math.ceil(math.ceil(B / crews) / TALLEST)
+    short = max(1, B // crews // blocks)
+    heights = (short,) if B % (crews * blocks) == 0 else (short + 1, short)
+    plan = replace(plan, parts=parts, heights=heights)
+    products = plan.products(backward)
+    copies = []
+    for product in products:
+        panels, above = product.panels, 0
+        for kind, layer, depth in product.terms:
+            shape = (panels.columns, panels.count, panels.width, panels.wide, depth)
+            copies.append((kind, layer, product.offset, (*shape, above, product.depth - above - depth)))
+            above += depth
+    packing = cpu_jit.packing(plan.double, plan.lanes, not backward)
+    function = cpu_jit.compiled(plan, backward)
+    return Cut(plan, function, blocks, packing, tuple(copies), sum(product.size for product in products))
+
+
 def _in_turn(jobs: Sequence[Callable[[], None]]) -> None:
     for job in jobs:
         job()
@@ -189,31 +226,16 @@ def _address(tensor: Tensor | None, member: int, members: int) -> int:
     return tensor.data_ptr() + skip
 
 
-def pack(plan: Plan, backward: bool, W: Sequence[Tensor], S: Sequence[Tensor], P: int) -> Tensor:
+def pack(cut: Cut, W: Sequence[Tensor], S: Sequence[Tensor], P: int) -> Tensor:
     """The weights of every member in the order the program reads them: product, panel, k, column."""
-    products = plan.products(backward)
     matrices: dict[tuple[str, int], Tensor] = {("W", l): w for l, w in enumerate(W)}
-    layers = [l for l, shortcut in enumerate(plan.shortcuts) if shortcut]
+    layers = [l for l, shortcut in enumerate(cut.plan.shortcuts) if shortcut]
     matrices |= {("S", l): s for l, s in zip(layers, S, strict=True)}
-    packed = W[0].new_empty(P, sum(product.size for product in products))
-    function = cpu_jit.packing(plan.double, plan.lanes, not backward)
+    packed = W[0].new_empty(P, cut.size)
     for member in range(P):
         start = _address(packed, member, P)
-        for product in products:
-            panels, above = product.panels, 0
-            for kind, layer, depth in product.terms:
-                matrix = matrices[kind, layer]
-                function(
-                    _address(matrix, member, P),
-                    start + product.offset * packed.element_size(),
-                    panels.columns,
-                    panels.count,
-                    panels.width,
-                    panels.wide,
-                    depth,
-                    above,
-                    product.depth - above - depth,
-                    matrix.shape[-1],
-                )
-                above += depth
+        for kind, layer, offset, numbers in cut.copies:
+            matrix = matrices[kind, layer]
+            source, target = _address(matrix, member, P), start + offset * packed.element_size()
+            cut.packing(source, target, *numbers, matrix.shape[-1])
     return packed

@@ -78,6 +78,11 @@ def inside_functional_grad() -> bool:
     return any(level.key() != TransformType.Vmap for level in get_interpreter_stack() or ())
 
 
+def inside_vmap() -> bool:
+    """Whether torch.func.vmap is at work."""
+    return bool(get_interpreter_stack())
+
+
 def _of_member(reset: Tensor | None, member: int) -> Tensor | None:
     """Reset marks may be shared by the population or be one set per member."""
     return reset if reset is None or reset.dim() == 2 else reset[member]
