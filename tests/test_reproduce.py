@@ -77,6 +77,15 @@ def test_all_23_cells_are_wanted_and_have_recipes():
     assert sum(n.startswith("extra/") for n in packaged()) == len(wanted(extras=True)) - 23
 
 
+def test_extra_models_train_as_the_paper_s_do():
+    for name in (n for n in wanted(extras=True) if n not in wanted()):
+        extra, like = recipe_for(name), recipe_for(f"{name.partition('/')[0]}/dts")
+        for part in ("data", "init", "optimiser", "schedule", "regulariser", "stop"):
+            assert getattr(extra, part) == getattr(like, part), (
+                f"{name}: [{part}] differs from the DT(S)-RNN's"
+            )
+
+
 def test_words_of_only():
     assert wanted(["jsb"]) == [f"jsb/{m}" for m in paper.LABELS]
     assert wanted(["musedata/dts", "*/srnn"])[:2] == ["musedata/dts", "nottingham/srnn"]

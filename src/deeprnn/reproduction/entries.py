@@ -77,9 +77,9 @@ class Entry:
         return "minutes" in str(self.raw["stopped"])
 
     @property
-    def steps_per_second(self) -> float:
-        """Updates a second, over the whole run."""
-        return float(self.curve[-1]["step"]) / max(self.seconds, 1e-9)
+    def alone(self) -> bool:
+        """Whether the run trained by itself, not as a member of a population."""
+        return "/" not in str(self.raw["name"])
 
     @cached_property
     def identity(self) -> str:

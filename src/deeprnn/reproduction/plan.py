@@ -209,32 +209,34 @@ def _identity_at(home: Path) -> str:
 # ---- how long
 
 UPDATE_COST = {"cuda": 3.0e-4, "cpu": 2.0e-3}
-STEP_COST = {"cuda": 4.5e-6, "cpu": 1.2e-4}
-"""seconds a step of the sequence, forward and backward; on the CPU for each member, on a GPU for all"""
-EPOCHS = {"music": 60, "ptb-char": 20, "ptb-word": 20}
+STEP_COST = {"cuda": 1.2e-5, "cpu": 1.2e-4}
+"""seconds a step of the sequence, forward and backward: on a GPU for a population among others, on a CPU for
+each member; two transition layers"""
+EPOCHS = {"jsb": 50, "nottingham": 85, "musedata": 75, "ptb-char": 20, "ptb-word": 20}
 STEPS = {"jsb": (387, 50), "nottingham": (1166, 200), "musedata": (1478, 200)}
 SYMBOLS = {"ptb-char": 5_059_550, "ptb-word": 929_589}
 
 
 def estimate(job: Job, entries: Iterable[Entry], device: str) -> None:
-    """Fill in a job's expected seconds: from the ledger's own speed where it has one, else from a formula."""
-    recorded = [e for e in entries if (e.data, e.model) == (job.recipe.data.name, job.recipe.model.kind)
-                and str(e.raw["environment"].get("device", "")).startswith(device)]  # fmt: skip
+    """Fill in a job's expected seconds: from the ledger's own times where it has some, else from a formula."""
+    members = len(job.recipe.seeds) * max(1, len(job.recipe.rates))
+    recorded = [
+        e.seconds * (members if device == "cpu" and e.alone else 1)
+        for e in entries
+        if (e.data, e.recipe.model) == (job.recipe.data.name, job.recipe.model)
+        and str(e.raw["environment"].get("device", "")).startswith(device)
+    ]
     if recorded:
-        job.expected = sum(e.seconds for e in recorded) / len(recorded)
-        job.estimate = "recorded"
+        job.expected, job.estimate = sum(recorded) / len(recorded), "recorded"
         return
-    data, members = job.recipe.data.name, len(job.recipe.seeds)
-    if data in STEPS:
-        updates, chunk = STEPS[data]
-    else:
-        chunk = job.recipe.data.chunk
-        updates = SYMBOLS.get(data, 10**5) // (chunk * job.recipe.data.lanes)
-    layers = max(1, len(job.recipe.model.hidden)) * (1 + len(job.recipe.model.intermediate)) / 2
-    alike = members if device == "cpu" else 1
-    per_epoch = updates * (UPDATE_COST[device] + chunk * STEP_COST[device] * layers) * alike
+    data, part = job.recipe.data.name, job.recipe.data
+    updates, chunk = STEPS.get(data, (SYMBOLS.get(data, 10**5) // (part.chunk * part.lanes), part.chunk))
+    layers = len(job.recipe.model.hidden) * (1 + len(job.recipe.model.intermediate)) / 2
+    per_epoch = updates * (UPDATE_COST[device] + chunk * STEP_COST[device] * max(layers, 0.75))
     stop = job.recipe.stop
-    job.expected = per_epoch * min(stop.epochs or 10**9, EPOCHS.get(data, EPOCHS["music"]))
+    job.expected = (
+        per_epoch * (members if device == "cpu" else 1) * min(stop.epochs or 10**9, EPOCHS.get(data, 50))
+    )
     job.expected = min(job.expected, 60 * stop.minutes or job.expected)
     job.estimate = "estimated"
 
