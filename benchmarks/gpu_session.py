@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -112,9 +113,9 @@ def compile_jobs():
 
 
 def compile_stage(out):
-    """Fill the disk cache in parallel."""
+    """Fill the disk cache in parallel; workers are forked, so this comes before anything touches the GPU."""
     jobs = compile_jobs()
-    with ProcessPoolExecutor(16, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(16, mp_context=get_context("fork")) as pool:
         results = list(pool.map(compile_one, jobs, chunksize=4))
     failures = [r[0] for r in results if r[0]]
     times = sorted(r[1] for r in results)
@@ -285,20 +286,15 @@ def sweep_stage(out):
 
 def tests_stage(out):
     """The tests that need a GPU, those of the grid left out."""
-    files = ["tests/backends/test_cuda.py", "tests/training/test_fused.py"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "-x",
-        "--maxfail=8",
-        "-p",
-        "no:cacheprovider",
-        *files,
-    ]
-    subprocess.run([*command, "--durations=5"], cwd=ROOT, check=False)
+    import pytest
+
+    from deeprnn.backends.cuda import planning
+
+    planning.TENSOR_CORES = False  # tests choose for themselves
+    files = [str(ROOT / name) for name in ("tests/backends/test_cuda.py", "tests/training/test_fused.py")]
+    os.chdir(ROOT)
+    options = ["-m", "gpu", "--maxfail=12", "--tb=short", "-p", "no:cacheprovider", "--durations=5"]
+    raise SystemExit(int(pytest.main([*options, *files])))
 
 
 def whole_stage(out):
@@ -365,6 +361,15 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     if len(sys.argv) == 4 and sys.argv[2] == "only":
         with_tensor_cores(STAGES[sys.argv[3]])(out)
+        return
+    if sys.argv[2:3] == ["together"]:  # one process, quicker: nothing guards against a kernel that hangs
+        for name in sys.argv[3:] or STAGES:
+            started = time.perf_counter()
+            try:
+                with_tensor_cores(STAGES[name])(out)
+            except (Exception, SystemExit):  # noqa: BLE001 - the other stages still have something to tell
+                traceback.print_exc()
+            print(f"== {name}: {time.perf_counter() - started:.1f} s", flush=True)
         return
     for name in sys.argv[2:] or STAGES:
         started = time.perf_counter()

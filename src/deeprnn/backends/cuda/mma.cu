@@ -287,7 +287,7 @@ template <int S> INLINE u32 leave_sums(const Thread& th, Sums<S>& acc, int turn)
       store_words(at + ((((m * MGROUPS + th.mg) * NTILES + n) * KGROUPS + th.kg) * 32 + th.lane) * 16, __float_as_uint(v[0]),
                   __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
     }
-  asm volatile("bar.sync %0, %1;" ::"r"(th.mg + 1), "n"(KGROUPS * 32) : "memory");
+  group_sync<KGROUPS * 32>(th.mg + 1);
   return at;
 }
 // Total of the lane's four elements of (tile m, batch tile n), rearranged so that rows lie in pairs.
@@ -309,7 +309,7 @@ template <int S> INLINE void total(const Thread& th, u32 at, int m, int n, float
   }
 }
 template <int S> INLINE void release_sums(const Thread& th) {
-  if (BUFFERS == 1) asm volatile("bar.sync %0, %1;" ::"r"(th.mg + 1), "n"(KGROUPS * 32) : "memory");
+  if (BUFFERS == 1) group_sync<KGROUPS * 32>(th.mg + 1);
 }
 
 template <int S>

@@ -31,6 +31,11 @@ class Device:
     processors: int = 132
 
     @property
+    def widest_cluster(self) -> int:
+        """16 blocks where the data-centre parts allow it, else the portable 8."""
+        return 16 if self.capability in ((9, 0), (10, 0), (10, 3)) else 8
+
+    @property
     def arch(self) -> str:
         """The compiler's name of the architecture."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
@@ -148,7 +153,7 @@ def cluster_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Devi
     for cluster, threads, (klanes, vec), rows in product(
         (16, 8, 4, 2), (128, 256, 384, 512), lanes, (1, 2, 3, 4, 5, 6, 8)
     ):
-        if cluster > min(ring.sizes) or rows > batch:
+        if cluster > min(ring.sizes) or rows > batch or cluster > device.widest_cluster:
             continue
         plan = cluster_plan(ring, batch, members, bf16, device, cluster, threads, klanes, vec, rows)
         if plan is not None:

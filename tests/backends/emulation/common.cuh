@@ -1,0 +1,155 @@
+// A stand-in for the CUDA helpers of the same name, so that the kernels' own sources run on a CPU under test.
+// Every thread of a cluster is a fibre; which one goes on at a barrier is drawn at random, so that an order
+// on which a kernel wrongly relies has a chance to fail. Not a simulator of time or of memory ordering.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef unsigned char u8;
+#define INLINE static inline
+#define __host__
+#define __device__
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+using std::min;
+
+struct Index { u32 x; };
+struct Gate { int waiting = 0; u64 turn = 0; };                     // a barrier
+struct Bytes { int arrivals = 1; i64 expected = 0; u32 phase = 0; };  // an mbarrier
+struct Fibre { ucontext_t context; Index thread, block; int rank, warp, lane; bool done = false; std::vector<char> stack; };
+struct Warp { Gate gate; u32 words[2][32][8]; };
+struct Machine {
+  std::vector<std::unique_ptr<Fibre>> fibres;
+  std::vector<std::vector<unsigned char>> memory;
+  std::vector<Warp> warps;
+  std::map<u32, Bytes> bytes;
+  std::map<std::pair<int, int>, Gate> gates;
+  ucontext_t home;
+  Fibre* now = nullptr;
+  std::mt19937 random;
+  i64 idle = 0;
+  const char* error = nullptr;
+};
+static Machine machine;
+#define threadIdx (machine.now->thread)
+#define blockIdx (machine.now->block)
+
+INLINE void fail(const char* why) {   // never comes back
+  machine.error = why;
+  swapcontext(&machine.now->context, &machine.home);
+}
+INLINE void yield() {
+  if (++machine.idle > 5000000) fail("the kernel hangs");
+  swapcontext(&machine.now->context, &machine.home);
+}
+INLINE void pass(Gate& gate, int count) {
+  u64 turn = gate.turn;
+  if (++gate.waiting == count) { gate.waiting = 0; gate.turn++; machine.idle = 0; }
+  else while (gate.turn == turn) yield();
+}
+INLINE Warp& my_warp() { return machine.warps[machine.now->warp]; }
+INLINE void __syncwarp() { pass(my_warp().gate, 32); }
+template <class T> INLINE T exchange(T value, int from) {
+  Warp& w = my_warp();
+  int side = w.gate.turn & 1;
+  memcpy(w.words[side][machine.now->lane], &value, 4);
+  pass(w.gate, 32);
+  memcpy(&value, w.words[side][from], 4);
+  return value;
+}
+template <class T> INLINE T __shfl_xor_sync(u32, T value, int mask) { return exchange(value, machine.now->lane ^ mask); }
+template <class T> INLINE T __shfl_sync(u32, T value, int lane) { return exchange(value, lane); }
+INLINE void cluster_sync() { pass(machine.gates[{-1, 0}], (int)machine.fibres.size()); }
+INLINE void __syncthreads() { pass(machine.gates[{machine.now->rank, 0}], (int)(machine.fibres.size() / machine.memory.size())); }
+template <int N> INLINE void group_sync(int id) { pass(machine.gates[{machine.now->rank, id}], N); }
+
+INLINE float __uint_as_float(u32 x) { float r; memcpy(&r, &x, 4); return r; }
+INLINE u32 __float_as_uint(float x) { u32 r; memcpy(&r, &x, 4); return r; }
+INLINE float __ldg(const float* p) { return *p; }
+enum Unit { SIGMOID = 0, TANH = 1, RELU = 2, IDENTITY = 3 };
+template <int U> INLINE float activate(float x) {
+  if (U == SIGMOID) return 1.0f / (1.0f + expf(-x));
+  if (U == TANH) return tanhf(x);
+  if (U == RELU) return x > 0.0f ? x : 0.0f;
+  return x;
+}
+template <int U> INLINE float slope(float y) {
+  if (U == SIGMOID) return y * (1.0f - y);
+  if (U == TANH) return 1.0f - y * y;
+  if (U == RELU) return y > 0.0f ? 1.0f : 0.0f;
+  return 1.0f;
+}
+INLINE u32 bf16_bits(float x) { u32 b = __float_as_uint(x); return (b + 0x7fffu + ((b >> 16) & 1u)) >> 16; }
+INLINE float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
+INLINE float bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+INLINE float select(u32 condition, float yes, float no) { return condition ? yes : no; }
+
+// An address is the block's rank and an offset; a block may read only its own memory.
+INLINE u32 shared_address(const void*) { return (u32)machine.now->rank << 20; }
+INLINE u32 cluster_rank() { return machine.now->rank; }
+INLINE u32 map_rank(u32 address, u32 rank) { return (address & 0xfffff) | rank << 20; }
+INLINE unsigned char* at(u32 address, int size, bool own = true) {
+  u32 rank = address >> 20, offset = address & 0xfffff;
+  if (rank >= machine.memory.size() || offset + size > machine.memory[rank].size() || offset % size ||
+      (own && (int)rank != machine.now->rank))
+    fail("an address outside the shared memory, misaligned, or of another block");
+  return &machine.memory[rank][offset];
+}
+template <int N> INLINE void load_shared(float (&x)[N], u32 address) { memcpy(x, at(address, 4 * N), 4 * N); }
+INLINE void store_shared(u32 address, float x) { memcpy(at(address, 4), &x, 4); }
+INLINE void load_words(u32 (&x)[4], u32 address) { memcpy(x, at(address, 16), 16); }
+INLINE void store_words(u32 address, u32 a, u32 b, u32 c, u32 d) { u32 w[4] = {a, b, c, d}; memcpy(at(address, 16), w, 16); }
+INLINE void barrier_init(u32 bar) { machine.bytes[bar] = Bytes(); at(bar, 8); }
+INLINE void barrier_fence() {}
+INLINE void settle(Bytes& b) {
+  if (b.arrivals == 0 && b.expected == 0) { b.phase ^= 1; b.arrivals = 1; machine.idle = 0; }
+}
+INLINE void barrier_expect(u32 bar, u32 n) {
+  Bytes& b = machine.bytes.at(bar);
+  b.expected += n;
+  if (--b.arrivals < 0) fail("a barrier was armed twice in one phase");
+  settle(b);
+}
+INLINE void barrier_wait(u32 bar, u32 phase) {
+  while (machine.bytes.at(bar).phase == phase) yield();
+  __syncwarp();
+}
+INLINE void arrive(u32 bar, int n) { Bytes& b = machine.bytes.at(bar); b.expected -= n; settle(b); }
+INLINE void send(u32 address, float value, u32 bar) { memcpy(at(address, 4, false), &value, 4); arrive(bar, 4); }
+INLINE void send4(u32 address, const u32 (&v)[4], u32 bar) { memcpy(at(address, 16, false), v, 16); arrive(bar, 16); }
+
+INLINE u32 pack(float x, float y) { return bf16_bits(x) | bf16_bits(y) << 16; }
+INLINE void split(float x, float y, u32& high, u32& low) {
+  high = pack(x, y);
+  low = pack(x - bf16_low(high), y - bf16_high(high));
+}
+// mma.m16n8k16, with the operands' places as PTX defines them.
+INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  Warp& w = my_warp();
+  int side = w.gate.turn & 1, lane = machine.now->lane;
+  u32 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  memcpy(w.words[side][lane], mine, 24);
+  pass(w.gate, 32);
+  auto half = [](u32 x, int i) { return i ? bf16_high(x) : bf16_low(x); };
+  for (int i = 0; i < 4; i++) {
+    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    double sum = d[i];
+    for (int k = 0; k < 16; k++) {
+      u32 x = w.words[side][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], y = w.words[side][column * 4 + k % 8 / 2][4 + k / 8];
+      sum += (double)half(x, k % 2) * half(y, k % 2);
+    }
+    d[i] = (float)sum;
+  }
+  pass(w.gate, 32);  // so that nobody's operands are replaced while they are read
+}

@@ -1,0 +1,141 @@
+"""The CUDA kernels' own sources, run on the CPU by fibres: indices, exchange and barriers without a GPU.
+
+Needs g++; arithmetic is that of the emulation (see emulation/common.cuh), so errors are those of fp32 and of
+the split into bf16 parts, not of a GPU's units.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from deeprnn.backends import reference
+from deeprnn.backends.cuda import launch, nvrtc, planning
+from tests.backends import grid
+from tests.backends.grid import Case, fresh_seed
+
+HERE = Path(__file__).parent / "emulation"
+H200 = planning.Device()
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+
+
+class Emulated:
+    """Stands in for a loaded kernel: compiles the source for the CPU and runs it in the calling thread."""
+
+    def __init__(self, plan: planning.Plan, ring: planning.Ring, reset: bool, mid: bool, folder: Path):
+        defines = planning.macros(plan, ring, reset, mid)
+        text = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+        text += (nvrtc.FOLDER / launch.SOURCES[plan.path]).read_text()
+        for declaration in ("unsigned char memory[];", "float memory[];"):
+            place = "float* memory = (float*)machine.memory[machine.now->rank].data();"
+            if f"extern __shared__ __align__(128) {declaration}" in text:
+                text = text.replace(f"extern __shared__ __align__(128) {declaration}", place)
+        source = folder / f"{plan.path}{int(ring.backward)}.cpp"
+        source.write_text(text + (HERE / "run.h").read_text())
+        library = source.with_suffix(".so")
+        options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-D__CUDA_ARCH__=900", f"-I{HERE}", "-w"]
+        subprocess.run(["g++", *options, "-o", library, source], check=True)
+        self.plan, self.run = plan, ctypes.CDLL(str(library)).run
+        self.run.restype = ctypes.c_char_p
+
+    def launch(self, grid: int, threads: int, arguments: list, device: torch.device) -> None:
+        clusters = grid // self.plan.cluster
+        seed = fresh_seed()
+        error = self.run(arguments[0], clusters, self.plan.cluster, threads, self.plan.shared, seed)
+        assert error is None, f"{error.decode()} (order of threads by seed {seed})"
+
+
+def emulate(case: Case, choose, folder: Path, monkeypatch) -> None:
+    """Forward and backward of a case against the reference in float64; `choose(ring)` gives the plan."""
+    kernels = {}
+
+    def kernel_of(plan, ring, reset, mid, device):
+        if ring.backward not in kernels:
+            kernels[ring.backward] = Emulated(plan, ring, reset, mid, folder)
+        return kernels[ring.backward]
+
+    monkeypatch.setattr(launch, "kernel_of", kernel_of)
+    monkeypatch.setattr(launch, "device_of", lambda index: H200)
+    tensors = grid.draw(case, fresh_seed())
+    lead = (lambda x: x) if case.population else (lambda x: x.unsqueeze(0))
+    given = {n: x if n == "reset" else lead(x.float()) for n, x in tensors.items()}
+    W, S = grid._weights(given)
+    bf16 = case.precision == "bf16"
+    P, T, B = max(1, case.population), case.T, case.B
+    H, total = case.sizes[-1], sum(case.sizes)
+    h, z, dA, dh0 = (
+        torch.full((P, *s), float("nan")) for s in ((T, B, H), (T, B, total - H), (T, B, total), (B, H))
+    )
+    reset, spec = given.get("reset"), case.spec
+    plans = [choose(planning.ring(spec, backward)) for backward in (False, True)]
+    launch.forward(given["A"], given["h0"], W, S, reset, spec, bf16, h, z, plan=plans[0])
+    dz = given["dz"] if case.z_gradient else None
+    launch.backward(given["dh"], dz, h, z, W, S, reset, spec, bf16, dA, dh0, plan=plans[1])
+    for p in range(P):
+        member = {n: x if n == "reset" else lead(x)[p] for n, x in tensors.items()}
+        a, h_first = member["A"].requires_grad_(), member["h0"].requires_grad_()
+        hs, zs = reference.unroll(a, h_first, *grid._weights(member), spec, reset)
+        loss = (hs * member["dh"]).sum() + ((zs * member["dz"]).sum() if case.z_gradient else 0.0)
+        truth = torch.autograd.grad(loss, (a, h_first))
+        for name, out, known in zip(("h", "z", "dA", "dh0"), (h, z, dA, dh0), (hs, zs, *truth), strict=True):
+            assert torch.isfinite(out[p]).all(), f"{name} was not written everywhere"
+            error = float((out[p].double() - known.detach()).norm() / known.detach().norm().clamp(min=1e-30))
+            assert error < 1e-5 or known.numel() == 0, f"{name} is off by {error:.1e}"
+
+
+TWO = Case((37, 50), ("tanh", "sigmoid"), (False, True), 4, 3, reset=True)
+THREE = Case((50, 33, 40), ("sigmoid", "tanh", "identity"), (False, True, True), 3, 5, population=2)
+BARE = Case((40, 35), ("relu", "tanh"), (False, False), 4, 9, z_gradient=False)
+ONE = Case((45,), ("sigmoid",), (False,), 5, 4)
+CLUSTER = [
+    (TWO, (2, 128, 8, 2, 1), True),
+    (TWO, (4, 128, 16, 2, 3), False),
+    (THREE, (2, 128, 32, 1, 5), True),
+    (ONE, (4, 128, 8, 4, 2), True),
+    (dataclasses.replace(BARE, precision="bf16"), (2, 128, 8, 2, 4), True),
+]
+MMA = [
+    (TWO, (2, 1, 4, 3), True),
+    (THREE, (2, 2, 2, 5), True),
+    (BARE, (2, 1, 2, 9), False),
+    (ONE, (2, 2, 1, 4), True),
+    (dataclasses.replace(TWO, B=18), (2, 1, 2, 18), True),
+    (dataclasses.replace(TWO, precision="bf16"), (2, 2, 2, 3), True),
+]
+
+
+@pytest.mark.parametrize(("case", "shape", "registers"), CLUSTER, ids=str)
+def test_cluster_kernel(case, shape, registers, tmp_path, monkeypatch):
+    if not registers:
+        monkeypatch.setattr(planning, "REGISTERS", dict.fromkeys(planning.REGISTERS, 0))
+
+    def choose(ring):
+        return planning.cluster_plan(ring, case.B, 1, case.precision == "bf16", H200, *shape)
+
+    emulate(case, choose, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("case", "shape", "registers"), MMA, ids=str)
+def test_tensor_core_kernel(case, shape, registers, tmp_path, monkeypatch):
+    if not registers:
+        monkeypatch.setattr(planning, "REGISTERS", dict.fromkeys(planning.REGISTERS, 0))
+
+    def choose(ring):
+        return planning.mma_plan(ring, case.B, 1, case.precision == "bf16", H200, *shape)
+
+    emulate(case, choose, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("case", [TWO, THREE], ids=str)
+def test_generic_kernel(case, tmp_path, monkeypatch):
+    def choose(ring):
+        shared = planning._generic_shared(ring, 128, 2)
+        return planning.Plan("generic", 1, 128, 2, shared=shared)
+
+    emulate(case, choose, tmp_path, monkeypatch)
