@@ -8,6 +8,7 @@ import torch
 
 from deeprnn.data import load
 from deeprnn.data.batching import Batch
+from deeprnn.data.music import MusicData
 from deeprnn.models import build
 from deeprnn.training.evaluate import dynamic_evaluation, evaluate, evaluation_plan, one_gram, score
 from deeprnn.training.loop import NonFinite, Trainer
@@ -199,4 +200,6 @@ def test_members_are_scored_as_if_alone():
 @pytest.mark.parametrize(("name", "published"), [("jsb", 11.06), ("nottingham", 10.25), ("musedata", 11.51)])
 def test_the_one_gram_baseline_is_the_published_one(name, published):
     benchmark_data()
-    assert one_gram(load(name), "test") == pytest.approx(published, abs=0.01)
+    data = load(name)
+    assert isinstance(data, MusicData)
+    assert one_gram(data, "test") == pytest.approx(published, abs=0.01)
