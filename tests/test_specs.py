@@ -103,6 +103,11 @@ def test_one_unit_serves_all_layers_and_a_list_each():
         (lambda: PredictSpec(2, 3, shortcut=True), "shortcut=True needs"),
         (lambda: Dropout(state=1.0), "dropout.state must be at least 0 and below 1, got 1.0"),
         (lambda: Dropout(input=float("nan")), "dropout.input"),
+        (lambda: Dropout(output="0.5"), "dropout.output.*'0.5'"),
+        (lambda: Dropout(per_sequence=1), "per_sequence.*got 1"),
+        (lambda: PlusSpec(2, 3, bias="no"), "bias must be True or False, got 'no'"),
+        (lambda: PlusSpec(2, 3, skip_size=-1), "skip_size.*got -1"),
+        (lambda: PredictSpec(2, 3, bias=0), "bias.*got 0"),
         (lambda: ModelSpec((), PredictSpec(2, 3)), "at least one level"),
     ],
 )

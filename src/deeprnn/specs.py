@@ -24,6 +24,13 @@ def positive(owner: str, **sizes: int) -> None:
             raise UserError(f"{owner}: {name} must be a whole number of at least 1, got {value!r}")
 
 
+def boolean(owner: str, **flags: bool) -> None:
+    """Refuse what is neither True nor False: "no" and 0.5 would count as yes."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{owner}: {name} must be True or False, got {value!r}")
+
+
 def one_of(owner: str, name: str, value: object, known: tuple[str, ...]) -> None:
     """Refuse a value that is not among the known ones."""
     if value not in known:
@@ -64,6 +71,9 @@ class PlusSpec:
     def __post_init__(self) -> None:
         positive("Plus", input_size=self.input_size, hidden_size=self.hidden_size)
         positive_each(self, "Plus", "intermediate_sizes", "input_mlp_sizes")
+        if self.skip_size != 0:
+            positive("Plus", skip_size=self.skip_size)
+        boolean("Plus", bias=self.bias, symbols=self.symbols, stacked=self.stacked)
         one_of("Plus", "shortcut", self.shortcut, SHORTCUTS)
         one_of("Plus", "input_to", self.input_to, PLACES)
         object.__setattr__(self, "units", unit_list("Plus", self.units, self.depth))
@@ -123,6 +133,7 @@ class PredictSpec:
     def __post_init__(self) -> None:
         positive("Predict", input_size=self.input_size, output_size=self.output_size)
         positive_each(self, "Predict", "sizes")
+        boolean("Predict", shortcut=self.shortcut, bias=self.bias)
         if self.shortcut and not self.sizes:
             raise UserError("Predict: shortcut=True needs at least one hidden layer to go around (sizes=...)")
         object.__setattr__(self, "units", unit_list("Predict", self.units, len(self.sizes)))
@@ -146,8 +157,9 @@ class Dropout:
     def __post_init__(self) -> None:
         for name in ("input", "state", "intermediate", "output"):
             value = getattr(self, name)
-            if not 0 <= value < 1:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
                 raise UserError(f"dropout.{name} must be at least 0 and below 1, got {value!r}")
+        boolean("dropout", per_sequence=self.per_sequence)
 
 
 @dataclass(frozen=True)
