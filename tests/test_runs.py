@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from deeprnn import checkpoint, ledger
 from deeprnn.cli import main
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
-from deeprnn.runs import Run, best_member, list_runs, load_run, new_folder
+from deeprnn.runs import Run, best_member, change_run, list_runs, load_run, new_folder
 from deeprnn.training import keeping
 from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import NonFinite
@@ -165,6 +167,55 @@ def test_a_population_has_a_folder_for_each_member(tmp_path):
     assert best.path == best_member(tmp_path / "p").path
     with pytest.raises(UserError, match="trains as one"):
         recipe_of(tmp_path / "p" / "seed-1")
+
+
+def test_a_killed_run_is_seen_as_interrupted(tmp_path):
+    run_recipe(recipe(stop__epochs=1), tmp_path / "r", data=music())
+    change_run(tmp_path / "r", status="running")
+    assert Run(tmp_path / "r").status == "interrupted"
+    with checkpoint.lock(tmp_path / "r"):
+        assert Run(tmp_path / "r").status == "running"
+
+
+def test_training_in_a_thread_listens_to_no_signals(tmp_path):
+    done = []
+    thread = threading.Thread(
+        target=lambda: done.append(run_recipe(recipe(stop__epochs=1), tmp_path / "r", data=music()))
+    )
+    thread.start()
+    thread.join()
+    assert done
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_view_shows_an_epoch_a_line(tmp_path, monkeypatch, terminal):
+    from rich.console import Console
+
+    from deeprnn import view
+
+    written = io.StringIO()
+    screen = Console(file=written, force_terminal=terminal, width=200, highlight=False)
+    monkeypatch.setattr(view, "console", lambda: screen)
+    monkeypatch.setattr(view, "REFRESH", 0.0)
+
+    class Closing(view.View):
+        def epoch_ended(self, trainer, rows):
+            super().epoch_ended(trainer, rows)
+            if trainer.schedule.done:
+                self.__exit__()
+
+    def watch(trainer, folder):
+        return [Closing(trainer, folder, 8.338).__enter__(), view.Board(trainer, folder)]
+
+    run_recipe(recipe(stop__epochs=2, seeds=[1, 2]), tmp_path / "r", data=music(), watch=watch)
+    shown = written.getvalue()
+    assert "2 models in lockstep" in shown
+    assert "the paper's 8.338" in shown
+    assert "epoch   2  train" in shown
+    assert ("left" in shown) == terminal
+    assert list((tmp_path / "r" / "tensorboard").rglob("events*"))
+    view.conclusion(tmp_path / "r")
+    assert "test over 2 members: mean" in written.getvalue()
 
 
 def test_a_second_training_process_is_refused(tmp_path):

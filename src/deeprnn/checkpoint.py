@@ -227,3 +227,18 @@ def lock(folder: Path) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def held(folder: Path) -> bool:
+    """Whether some process holds a run folder now."""
+    import fcntl
+
+    path = folder / ".lock"
+    if not path.exists():
+        return False
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

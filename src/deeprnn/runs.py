@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deeprnn.checkpoint import load_best, write_atomically, write_json
+from deeprnn.checkpoint import held, load_best, write_atomically, write_json
 from deeprnn.errors import UserError
 from deeprnn.models import SequenceModel
 from deeprnn.specs import ModelSpec
@@ -41,6 +41,15 @@ class Run:
     def name(self) -> str:
         """As the run was named."""
         return self.info.get("name", self.path.name)
+
+    @property
+    def status(self) -> str:
+        """running, finished, stopped or failed; interrupted where it was killed and nobody trains it now."""
+        written = self.info["status"]
+        # A population holds one lock for all members, a run also that of its first stage.
+        if written == "running" and not any(held(p) for p in (self.path, *self.path.parents[:2])):
+            return "interrupted"
+        return written
 
     @property
     def kind(self) -> str:

@@ -188,7 +188,7 @@ def summary(run: Run) -> dict[str, Any]:
         "name": run.name,
         "label": info["label"],
         "data": info["data"]["name"],
-        "status": info["status"],
+        "status": run.status,
         "seed": info["seed"],
         "parameters": info["parameters"],
         "metric": info["metric"],

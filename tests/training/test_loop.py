@@ -203,3 +203,16 @@ def test_the_one_gram_baseline_is_the_published_one(name, published):
     data = load(name)
     assert isinstance(data, MusicData)
     assert one_gram(data, "test") == pytest.approx(published, abs=0.01)
+
+
+def test_bf16_autocast_stays_close_and_keeps_the_state_in_fp32():
+    plain, half = (
+        Trainer(recipe(optimiser__precision=p, regulariser__weight_noise=0.0, **DEEP), music())
+        for p in ("fp32", "bf16")
+    )
+    batch = plain.plans(1)[0][0]
+    for trainer in (plain, half):
+        trainer.updater.update([batch])
+    assert half.updater.state[0].dtype == torch.float32
+    assert not torch.equal(plain.updater.parameters, half.updater.parameters)
+    torch.testing.assert_close(plain.updater.parameters, half.updater.parameters, rtol=0.05, atol=0.01)

@@ -105,7 +105,7 @@ class Demo:
         for command, why in (
             (f"deeprnn generate {folder} --primer test:3", "continue a chorale it has never seen"),
             ("deeprnn serve", "hear, see and play with both models in the browser"),
-            (f"deeprnn resume {folder}", "a finished run stays finished; an interrupted one goes on"),
+            ("deeprnn describe dots --png out/dots.png", "what a DOT(S)-RNN is"),
             ("deeprnn train my_midi_folder/", "your own music"),
             ("deeprnn train book.txt --level char", "your own text"),
             ("deeprnn train jsb --model dots", "a cell of the paper's Table 2"),

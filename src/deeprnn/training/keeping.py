@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,8 +40,14 @@ class Interrupted(Exception):
 
 @contextmanager
 def listening() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM instead of dying of them; a second one acts at once."""
+    """Collect SIGINT and SIGTERM instead of dying of them; a second one acts at once.
+
+    Python delivers signals to the main thread only: elsewhere this listens to nothing.
+    """
     heard: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield heard
+        return
 
     def handle(number: int, frame: Any) -> None:
         if heard:
