@@ -12,22 +12,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from deeprnn.errors import UserError
+from deeprnn.fields import read, unknown
 from deeprnn.init import InitSpec
 from deeprnn.models import assemble
 from deeprnn.specs import Dropout, ModelSpec
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -234,7 +230,7 @@ class Recipe:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
         """Read plain data; unknown and ill-typed fields are errors."""
-        return _read(cls, data, "")
+        return read(cls, data)
 
 
 def _check_ranges(recipe: Recipe) -> None:
@@ -270,63 +266,7 @@ def _check_ranges(recipe: Recipe) -> None:
         raise UserError(f"optimiser.betas must be two numbers, got {list(recipe.optimiser.betas)}")
 
 
-# ---- reading
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _read(cls: type[T], data: Mapping[str, Any], where: str) -> T:
-    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    for key in data:
-        if key not in known:
-            raise UserError(_unknown(f"{where}{key}", [f"{where}{name}" for name in known]))
-    hints = _hints(cls)
-    return cls(**{key: _convert(hints[key], value, f"{where}{key}") for key, value in data.items()})
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"unknown recipe field {name!r}{hint}: known are {', '.join(known)}"
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(hint)
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise UserError(f"recipe field {where!r} is a table of fields, got {value!r}")
-        return _read(hint, value, f"{where}.")  # type: ignore[arg-type]
-    if origin is Literal:
-        known = typing.get_args(hint)
-        if value not in known:
-            near = get_close_matches(str(value), [str(k) for k in known], n=1, cutoff=0.4)
-            hint_text = f" (did you mean {near[0]!r}?)" if near else ""
-            raise UserError(
-                f"recipe field {where!r} must be one of {', '.join(map(str, known))}, got {value!r}{hint_text}"
-            )
-        return value
-    if origin is tuple:
-        inner = typing.get_args(hint)[0]
-        values = value if isinstance(value, list | tuple) else [value]
-        return tuple(_convert(inner, v, where) for v in values)
-    return _scalar(hint, value, where)
-
-
-def _scalar(hint: Any, value: Any, where: str) -> Any:
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is float and numeric:
-        return float(value)
-    if hint is int and numeric and float(value).is_integer():
-        return int(value)
-    if hint in (str, bool) and isinstance(value, hint):
-        return value
-    if isinstance(hint, types.UnionType):
-        raise AssertionError(f"recipe fields have plain types, {where} has {hint}")
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    raise UserError(f"recipe field {where!r} must be {names[hint]}, got {value!r}")
+# ---- changing
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -337,7 +277,7 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         table = data.get(section) if section else data
         if not isinstance(table, dict) or key not in table or isinstance(table[key], dict):
             near = [f"{section}.{k}" for k in table] if section and isinstance(table, dict) else field_names()
-            raise UserError(_unknown(name, near))
+            raise UserError(unknown(name, near))
         table[key] = value
     return Recipe.from_dict(data)
 

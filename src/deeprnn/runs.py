@@ -73,6 +73,12 @@ class Run:
         model.load_state_dict(load_best(self.path).tensors)
         return model.eval()
 
+    def generate(self, **options: Any) -> Any:
+        """Music or text by this run; the options are those of `deeprnn.generate.from_run`."""
+        from deeprnn.generate import from_run
+
+        return from_run(self, **options)
+
     @property
     def grid(self) -> Any:
         """The music's grid, None for text or where it is unknown."""
