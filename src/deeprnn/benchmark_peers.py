@@ -39,7 +39,8 @@ class Peer:
     run: Callable[[], Tensor]
     parameters: list[Tensor]
     truth: Callable[[], tuple[Tensor, list[Tensor]]]  # the same outputs and gradients in float64
-    train: Callable[[], None] | None = None  # one forward and backward, where it is not run().backward()
+    train: Callable[[], Any] | None = None  # forward and backward, where it is not run() and then backward
+    results: Callable[[], tuple[Tensor, Sequence[Tensor]]] | None = None  # to check, where run() is not timed
     note: str = ""
 
 
@@ -108,15 +109,15 @@ class Bench:
             "plain calls": lambda: self.model.by_backend(self.x, self.work.spec, "cpu"),
             "eager loop": lambda: self.model(self.x),
             "CUDA graph": lambda: self.model(self.x),
-            "torch.compile": self._compiled(),
         }
-        peer = Peer(name, runs[name], parameters, self.truth)
+        run = self._compiled() if name == "torch.compile" else runs[name]
+        peer = Peer(name, run, parameters, self.truth)
         if name == "ours":
             peer.note = describe_ours(self.work)
         elif name == "plain calls":
             peer.run, peer.train = _on_plain_path(peer, self.g)
         elif name == "CUDA graph":
-            peer.train = captured(peer, self.g)
+            peer.train = peer.results = captured(peer, self.g)
         return peer
 
     def _compiled(self) -> Callable[[], Tensor]:
@@ -177,22 +178,24 @@ def _on_plain_path(peer: Peer, g: Tensor) -> tuple[Callable[[], Tensor], Callabl
     return lambda: plainly(run), lambda: plainly(lambda: backward(run(), peer.parameters, g))
 
 
-def captured(peer: Peer, g: Tensor) -> Callable[[], None]:
-    """Forward and backward of a peer in one CUDA graph, captured at the first call."""
-    graphs: list[torch.cuda.CUDAGraph] = []
+def captured(peer: Peer, g: Tensor) -> Callable[[], tuple[Tensor, Sequence[Tensor]]]:
+    """Forward and backward of a peer in one CUDA graph, captured at the first call; the graph's own results."""
+    kept: list[Any] = []
 
-    def train() -> None:
-        if not graphs:
+    def replay() -> tuple[Tensor, Sequence[Tensor]]:
+        if not kept:
             for _ in range(2):
                 backward(peer.run(), peer.parameters, g)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                backward(peer.run(), peer.parameters, g)
-            graphs.append(graph)
-        graphs[0].replay()
+                h = peer.run()
+                gradients = backward(h, peer.parameters, g)
+            kept.extend((graph, h.detach(), gradients))
+        kept[0].replay()
+        return kept[1], kept[2]
 
-    return train
+    return replay
 
 
 def _in_double(
