@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,8 @@ class Run:
 
     def generate(self, **options: Any) -> Any:
         """Music or text by this run; the options are those of `deeprnn.generate.from_run`."""
-        from deeprnn.generate import from_run
-
-        return from_run(self, **options)
+        # By name: generation lies outside of this module, which only offers the way there.
+        return import_module("deeprnn.generate").from_run(self, **options)
 
     @property
     def grid(self) -> Any:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deeprnn.errors import UserError
-from deeprnn.fields import read, unknown
 from deeprnn.init import InitSpec
 from deeprnn.models import assemble
+from deeprnn.recipe.fields import read, unknown
 from deeprnn.specs import Dropout, ModelSpec
 
 
