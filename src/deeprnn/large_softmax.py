@@ -38,8 +38,16 @@ def linear_cross_entropy(
     return total, mask.sum()
 
 
-@torch.library.custom_op("deeprnn::linear_cross_entropy", mutates_args=())
-def pieces(
+torch.library.define(
+    "deeprnn::linear_cross_entropy",
+    "(Tensor h, Tensor weight, Tensor? bias, Tensor targets, Tensor mask, bool gradients) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+)
+pieces = torch.ops.deeprnn.linear_cross_entropy.default
+
+
+@torch.library.impl("deeprnn::linear_cross_entropy", ("cpu", "cuda"))
+def _pieces(
     h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, mask: Tensor, gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss and, if asked for, its gradients for h, weight and bias; every argument may have a leading P."""
@@ -54,7 +62,7 @@ def pieces(
     return total, dh, dweight, dbias
 
 
-@pieces.register_fake
+@torch.library.register_fake("deeprnn::linear_cross_entropy")
 def _(h, weight, bias, targets, mask, gradients):
     return _results(h, weight, gradients)
 
@@ -112,7 +120,7 @@ def _backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Any, ...]:
     return dh * g[..., None], dweight * g[..., None], None if bias is None else dbias * g, None, None, None
 
 
-pieces.register_autograd(_backward, setup_context=_save)
+torch.library.register_autograd("deeprnn::linear_cross_entropy", _backward, setup_context=_save)
 
 
 def _plain(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, mask: Tensor) -> Tensor:
@@ -130,8 +138,7 @@ def _plain_gradients(h, weight, bias, targets, mask, g) -> list[Tensor | None]:
     return [next(found) if x is not None and x.requires_grad else None for x in (h, weight, bias)]
 
 
-@pieces.register_vmap
-def _(info, in_dims, h, weight, bias, targets, mask, gradients):
+def _map(info, in_dims, h, weight, bias, targets, mask, gradients):
     def lead(x, dim):
         if x is None:
             return None
@@ -144,3 +151,6 @@ def _(info, in_dims, h, weight, bias, targets, mask, gradients):
     return pieces(h, weight, bias, targets, mask, gradients), (0, 0 if gradients else None) + (
         (0, 0) if gradients else (None, None)
     )
+
+
+torch.library.register_vmap("deeprnn::linear_cross_entropy", _map)

@@ -109,8 +109,22 @@ def unroll(
     return Direct.apply(A, h0, reset, spec.text, len(W), *W, *S)
 
 
-@torch.library.custom_op("deeprnn::unroll_cpu", mutates_args=())
-def unroll_cpu(
+# Defined by schema: torch.library.custom_op would import the compiler, a second, at the first call.
+torch.library.define(
+    "deeprnn::unroll_cpu",
+    "(Tensor A, Tensor h0, Tensor[] W, Tensor[] S, Tensor? reset, str units, str shortcuts) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "deeprnn::unroll_cpu_backward",
+    "(Tensor dh, Tensor? dz, Tensor h, Tensor z, Tensor h0, Tensor[] W, Tensor[] S, Tensor? reset, "
+    "str units, str shortcuts) -> (Tensor, Tensor)",
+)
+unroll_cpu = torch.ops.deeprnn.unroll_cpu.default
+unroll_cpu_backward = torch.ops.deeprnn.unroll_cpu_backward.default
+
+
+@torch.library.impl("deeprnn::unroll_cpu", "cpu")
+def _forward(
     A: Tensor, h0: Tensor, W: list[Tensor], S: list[Tensor], reset: Tensor | None, units: str, shortcuts: str
 ) -> tuple[Tensor, Tensor]:
     """([P,] T, B, ΣM) -> h ([P,] T, B, H), z ([P,] T, B, ΣM - H)."""
@@ -129,13 +143,13 @@ def unroll_cpu(
     return h, z
 
 
-@unroll_cpu.register_fake
+@torch.library.register_fake("deeprnn::unroll_cpu")
 def _(A, h0, W, S, reset, units, shortcuts):
     return _outputs(A, h0, W)
 
 
-@torch.library.custom_op("deeprnn::unroll_cpu_backward", mutates_args=())
-def unroll_cpu_backward(
+@torch.library.impl("deeprnn::unroll_cpu_backward", "cpu")
+def _backward(
     dh: Tensor,
     dz: Tensor | None,
     h: Tensor,
@@ -164,7 +178,7 @@ def unroll_cpu_backward(
     return dA, dh0
 
 
-@unroll_cpu_backward.register_fake
+@torch.library.register_fake("deeprnn::unroll_cpu_backward")
 def _(dh, dz, h, z, h0, W, S, reset, units, shortcuts):
     return _gradients(h, z, h0)
 
@@ -237,7 +251,7 @@ def _unroll_backward(ctx: Any, dh: Tensor | None, dz: Tensor | None) -> tuple[An
     return dA, dh0, dW, dS, None, None, None
 
 
-unroll_cpu.register_autograd(_unroll_backward, setup_context=_save)
+torch.library.register_autograd("deeprnn::unroll_cpu", _unroll_backward, setup_context=_save)
 
 
 class Direct(torch.autograd.Function):
@@ -293,7 +307,9 @@ def _plain_backward(leaves, reset, layers, units, shortcuts) -> tuple[Tensor, Te
     return torch.stack(dA), torch.stack(dh0)
 
 
-unroll_cpu_backward.register_autograd(_second_backward, setup_context=_save_backward)
+torch.library.register_autograd(
+    "deeprnn::unroll_cpu_backward", _second_backward, setup_context=_save_backward
+)
 
 
 # ---- vmap: the mapped dimension becomes the leading population dimension
@@ -312,18 +328,17 @@ def _marks_lead(reset: Tensor | None, dim: int | None) -> Tensor | None:
     return reset if reset is None or dim is None else reset.movedim(dim, 0)
 
 
-@unroll_cpu.register_vmap
-def _(info, in_dims, A, h0, W, S, reset, units, shortcuts):
-    A, h0, W, S = (
-        _lead(value, dim, info.batch_size) for value, dim in zip((A, h0, W, S), in_dims[:4], strict=True)
-    )
-    return unroll_cpu(A, h0, W, S, _marks_lead(reset, in_dims[4]), units, shortcuts), (0, 0)
+def _map_forward(info, in_dims, A, h0, W, S, reset, units, shortcuts):
+    values = zip((A, h0, W, S), in_dims[:4], strict=True)
+    moved = [_lead(value, dim, info.batch_size) for value, dim in values]
+    return unroll_cpu(*moved, _marks_lead(reset, in_dims[4]), units, shortcuts), (0, 0)
 
 
-@unroll_cpu_backward.register_vmap
-def _(info, in_dims, dh, dz, h, z, h0, W, S, reset, units, shortcuts):
-    moved = [
-        _lead(value, dim, info.batch_size)
-        for value, dim in zip((dh, dz, h, z, h0, W, S), in_dims[:7], strict=True)
-    ]
+def _map_backward(info, in_dims, dh, dz, h, z, h0, W, S, reset, units, shortcuts):
+    values = zip((dh, dz, h, z, h0, W, S), in_dims[:7], strict=True)
+    moved = [_lead(value, dim, info.batch_size) for value, dim in values]
     return unroll_cpu_backward(*moved, _marks_lead(reset, in_dims[7]), units, shortcuts), (0, 0)
+
+
+torch.library.register_vmap("deeprnn::unroll_cpu", _map_forward)
+torch.library.register_vmap("deeprnn::unroll_cpu_backward", _map_backward)
