@@ -41,7 +41,13 @@ def test_the_page_and_its_files(client: TestClient) -> None:
     assert page.status_code == 200
     assert "<title>deeprnn</title>" in page.text
     for path in ("js/main.js", "js/roll.js", "css/base.css", "icon.svg"):
-        assert client.get(f"/static/{path}").status_code == 200
+        answer = client.get(f"/static/{path}")
+        assert answer.status_code == 200
+        assert answer.headers["cache-control"] == "no-cache"
+        assert (
+            client.get(f"/static/{path}", headers={"if-none-match": answer.headers["etag"]}).status_code
+            == 304
+        )
 
 
 def test_the_page_asks_nothing_of_other_sites(client: TestClient) -> None:

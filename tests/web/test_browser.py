@@ -178,7 +178,7 @@ def test_notes_are_dragged(open_page: Open, server: Server) -> None:
     box = page.locator(".roll-canvas").bounding_box()
     page.mouse.move(box["x"] + 10, box["y"] + 120)
     page.mouse.down()
-    page.mouse.move(box["x"] + 200, box["y"] + 140, steps=12)
+    page.mouse.move(box["x"] + 170, box["y"] + 140, steps=12)
     page.mouse.up()
     shown(page, "document.querySelector('.roll').dataset.frames === '7'")
     assert page.locator(".roll").get_attribute("data-notes") == "1"  # one held note, along one key
@@ -212,6 +212,11 @@ def test_surprise_is_coloured_and_walked_through(open_page: Open, server: Server
     page.locator(".tok").first.focus()
     page.keyboard.press("ArrowRight")
     assert page.locator(".pop-head b").inner_text() == "cat"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement === document.querySelectorAll('.alt')[1]")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.innerText") == "cat"
     page.locator("#beginning").fill("naïve " * 5000)
     page.locator("#surprise").click()
     page.wait_for_selector(".toast:has-text('at most')")
@@ -277,6 +282,20 @@ def test_an_empty_folder_says_what_to_do(open_page: Open, tmp_path: Path) -> Non
     write_run(tmp_path / "first")
     page.wait_for_selector(".run-row", timeout=15_000)  # appears by itself
     next(running, None)
+
+
+def test_a_lost_server_is_told_and_found_again(open_page: Open) -> None:
+    page = open_page()
+    page.wait_for_selector(".run-row")
+    page.route("**/api/runs", lambda route: route.abort())
+    look = "document.dispatchEvent(new Event('visibilitychange'))"
+    page.evaluate(look)
+    page.wait_for_selector("text=/Is deeprnn serve still running/")
+    assert page.locator(".run-row").count() == 6  # what was known stays
+    page.unroute("**/api/runs")
+    page.evaluate(look)
+    page.wait_for_selector(".lost", state="detached")
+    open_page.errors[:] = [e for e in open_page.errors if "ERR_FAILED" not in e]  # type: ignore[attr-defined]
 
 
 def test_two_hundred_runs(open_page: Open, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Serve:
             webbrowser.open(url)
         # More connections than this are refused outright; open curves and waiting requests both count.
         config = uvicorn.Config(app, log_level="warning", limit_concurrency=512, timeout_keep_alive=10,
-                                timeout_graceful_shutdown=2, server_header=False)  # fmt: skip
+                                timeout_graceful_shutdown=2, server_header=False, ws="none")  # fmt: skip
         uvicorn.Server(config).run(sockets=[listener])
         return 0
 

@@ -29,6 +29,16 @@ from deeprnn.web.shelf import Loaded, Shelf
 STATIC = Path(__file__).parent / "static"
 
 
+class Static(StaticFiles):
+    """The page's files, asked for anew each time: an upgrade must not meet an old script in a browser's cache."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """With a header that makes the browser ask whether the file changed."""
+        answer = super().file_response(*args, **options)
+        answer.headers["cache-control"] = "no-cache"
+        return answer
+
+
 class Page:
     """What the addresses share: the runs, the models, the threads and the bounds."""
 
@@ -135,7 +145,7 @@ def create_app(
     run = "/api/runs/{id}"
     routes = [
         Route("/", page.index),
-        Mount("/static", StaticFiles(directory=STATIC)),
+        Mount("/static", Static(directory=STATIC)),
         Route("/api/runs", page.runs),
         Route("/api/paper", page.paper),
         Route(run, page.run),

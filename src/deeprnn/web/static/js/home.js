@@ -1,6 +1,6 @@
 // The overview: what is learning now, what can be played with, and everything beside the paper.
 
-import { h, number, ago, count } from "./dom.js";
+import { h, number, count } from "./dom.js";
 import { spark } from "./chart.js";
 import { paperTable } from "./results.js";
 
@@ -17,7 +17,8 @@ export function homeView(store) {
       return;
     }
     const running = store.runs.filter((run) => run.status === "running");
-    const playable = store.runs.filter((run) => run.playable && run.status !== "running");
+    const stage = /\/pretrain(\/|$)/;  // a first stage is there to be built upon
+    const playable = store.runs.filter((run) => run.playable && run.status !== "running" && !stage.test(run.name));
     const best = ["music", "char", "word"].flatMap((kind) => pick(playable.filter((run) => run.kind === kind), kind === "music" ? 2 : 1));
     el.replaceChildren(
       h("section", { class: "hero" },
@@ -71,5 +72,3 @@ function problem(message) {
   return h("section", { class: "empty" }, h("h1", { text: "The server does not answer" }),
     h("p", { text: message || "" }), h("p", { class: "soft", text: "This page tries again every few seconds." }));
 }
-
-export { ago };

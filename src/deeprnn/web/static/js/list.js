@@ -42,7 +42,8 @@ export function runList(store) {
       const name = run.data ? store.paper?.names[run.data] || run.data : "unreadable";
       groups.set(name, [...(groups.get(name) || []), run]);
     }
-    body.replaceChildren(...[...groups].map(([name, runs]) => h("section", { "aria-label": name },
+    const lost = store.error ? [h("p", { class: "lost", role: "alert", text: store.error })] : [];
+    body.replaceChildren(...lost, ...[...groups].map(([name, runs]) => h("section", { "aria-label": name },
       h("h2", { class: "group" }, name, h("span", { class: "soft", text: ` ${runs.length}` })),
       h("ul", {}, runs.map(row)))));
   }

@@ -19,6 +19,7 @@ export class Tokens {
     this.text.addEventListener("pointerover", (event) => { const at = this.index(event.target); if (at >= 0) this.show(at); });
     this.text.addEventListener("focusin", (event) => { const at = this.index(event.target); if (at >= 0) this.show(at); });
     this.text.addEventListener("keydown", (event) => this.key(event));
+    this.pop.addEventListener("keydown", (event) => this.choose(event));
     this.el.addEventListener("pointerleave", () => this.hide());
     this.away = (event) => { if (!this.el.contains(event.target)) this.hide(); };
     document.addEventListener("pointerdown", this.away);
@@ -73,6 +74,15 @@ export class Tokens {
   hide() {
     this.pop.hidden = true;
     this.text.querySelector(".shown")?.classList.remove("shown");
+  }
+
+  /** Up and down through the alternatives, Escape back to the symbol. */
+  choose(event) {
+    const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    if (event.key === "Escape") { this.text.querySelector(".shown")?.focus(); this.hide(); }
+    else if (step && event.target[step]?.matches(".alt")) event.target[step].focus();
+    else return;
+    event.preventDefault();
   }
 
   branch(i, symbol) {
