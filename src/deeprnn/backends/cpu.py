@@ -9,10 +9,10 @@ single model, so that a member's numbers do not depend on its company. A second 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,8 +68,12 @@ def describe_choice() -> str:
 
 @lru_cache(maxsize=1)
 def llvmlite_found() -> bool:
-    """Whether the package that makes machine code is installed."""
-    return importlib.util.find_spec("llvmlite") is not None
+    """Whether the package that makes machine code is installed, new enough to have untyped pointers."""
+    try:
+        major, minor = metadata.version("llvmlite").split(".")[:2]
+    except metadata.PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= (0, 45)
 
 
 def _compiled(h: Tensor, W: Sequence[Tensor], S: Sequence[Tensor]) -> bool:
