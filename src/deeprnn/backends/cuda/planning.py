@@ -18,7 +18,7 @@ UNITS = ("sigmoid", "tanh", "relu", "identity")  # in the order of enum Unit
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block may ask for on Hopper
 REGISTERS = {128: 255, 256: 255, 384: 168, 512: 128}  # what a thread may hold when the block has the SM alone
 EXCHANGE = {2: 450, 4: 520, 8: 560, 16: 700}  # cycles to pass a vector round a cluster (measured)
-TENSOR_CORES = False  # whether "mma" may be chosen: off until its tests have passed on a GPU
+TENSOR_CORES = True  # whether "mma" may be chosen
 RESIDENT = {2: 66, 4: 32, 8: 15, 16: 7}  # clusters that an H200 holds at once (measured)
 
 
