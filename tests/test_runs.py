@@ -211,7 +211,8 @@ def test_the_view_shows_an_epoch_a_line(tmp_path, monkeypatch, terminal):
     shown = written.getvalue()
     assert "2 models in lockstep" in shown
     assert "the paper's 8.338" in shown
-    assert "epoch   2  train" in shown
+    assert "epoch     train     valid" in shown
+    assert any(line.strip().startswith("2  ") for line in shown.splitlines())
     assert ("left" in shown) == terminal
     assert list((tmp_path / "r" / "tensorboard").rglob("events*"))
     view.conclusion(tmp_path / "r")

@@ -145,7 +145,12 @@ def list_runs(root: str | Path = "runs") -> list[Run]:
 def new_folder(root: str | Path, stem: str) -> Path:
     """A folder that does not exist yet: runs/jsb-dots-1, -2, ..."""
     root = Path(root)
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot keep runs in {root} ({error.strerror}): choose another folder with --out"
+        ) from None
     number = 1
     while True:
         folder = root / f"{stem}-{number}"

@@ -42,6 +42,10 @@ class View:
         )
         if t.epoch > 1 or t.index:
             self.screen.print(f"  going on at epoch {t.epoch}, update {t.index + 1}")
+        names = ("train", "valid", "rate", "norm", "clipped", "steps/s", "time")
+        widths = (8, 8, 8, 6, 7, 8, 7)
+        head = "  ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+        self.screen.print(f"  [dim]epoch  {head}[/]")
 
     def __enter__(self) -> View:
         if self.screen.is_terminal:
@@ -75,10 +79,10 @@ class View:
         mark = " [green]*[/]" if any(row["best"] for row in found) else ""
         done = [m.finished for m in trainer.schedule.members if m.finished]
         self.screen.print(
-            f"  epoch {first['epoch']:>3}  train {_join(found, 'train')}  valid {_join(found, 'valid')}  "
-            f"rate {_join(found, 'rate', '.3g')}  norm {_join(found, 'grad_norm', '.2f')}  "
-            f"clipped {_join(found, 'clipped', '.0%')}  {sum(r['frames_per_second'] for r in found):,.0f}/s  "
-            f"{clock(first['seconds'])}{mark}"
+            f"  {first['epoch']:>5}  {_join(found, 'train'):>8}  {_join(found, 'valid'):>8}  "
+            f"{_join(found, 'rate', '.3g'):>8}  {_join(found, 'grad_norm', '.2f'):>6}  "
+            f"{_join(found, 'clipped', '.0%'):>7}  {sum(r['frames_per_second'] for r in found):>8,.0f}  "
+            f"{clock(first['seconds']):>7}{mark}"
         )
         if trainer.schedule.done:
             self.screen.print(f"  finished: {'; '.join(dict.fromkeys(done))}")
@@ -91,18 +95,19 @@ class View:
         left = (t.length - t.index) / max(pace, 1e-9)
         filled = int(24 * t.index / max(1, t.length))
         best = [m.best for m in t.schedule.members if m.best is not None]
+        first = f"  epoch {t.epoch} [cyan]{'━' * filled}[/][dim]{'━' * (24 - filled)}[/] {t.index}/{t.length}"
+        first += (
+            f"  {clock(left)} left{self._total_left(t, pace)}  {count / max(t.epoch_seconds, 1e-9):,.0f}/s"
+        )
         parts = [
-            f"  epoch {t.epoch} [cyan]{'━' * filled}[/][dim]{'━' * (24 - filled)}[/] {t.index}/{t.length}",
-            f"{clock(left)} left{self._total_left(t, pace)}",
             f"train {metrics.headline(t.data.kind, nats, int(count)):.3f}" if count else "",
             f"best valid {metrics.headline(t.data.kind, min(best) * 10**6, 10**6):.3f}" if best else "",
             f"rate {float(t.schedule.rates(t.updater.tau).max()):.3g}",
             f"norm {float(sums['norm'].sum()) / updates:.2f}",
             f"clipped {float(sums['clipped'].sum()) / updates:.0%}",
-            f"{count / max(t.epoch_seconds, 1e-9):,.0f}/s",
             f"paper {self.paper:g}" if self.paper is not None else "",
         ]
-        return "  ".join(part for part in parts if part)
+        return first + "\n  " + "  ".join(part for part in parts if part)
 
     def _total_left(self, t: Trainer, pace: float) -> str:
         stop = t.recipe.stop
@@ -157,24 +162,27 @@ def members(folder: Path) -> list[Run]:
     return population(folder) if (folder / "population.json").exists() else [Run(folder)]
 
 
-def results_table(found: Sequence[Run], title: str = "") -> Any:
+COLUMNS = ("run", "model", "data", "status", "epoch", "valid", "test", "paper", "metric")
+"""what fits eighty characters"""
+
+
+def results_table(found: Sequence[Run], columns: Sequence[str] = COLUMNS) -> Any:
     """Runs with their results, as rich shows them."""
-    table = need("rich.table", extra="cli").Table(
-        title=title or None, title_justify="left", box=None, pad_edge=False
-    )
-    for name, justify in (
-        ("run", "left"), ("model", "left"), ("data", "left"), ("status", "left"), ("epoch", "right"),
-        ("train", "right"), ("valid", "right"), ("test", "right"), ("paper", "right"), ("metric", "left"),
-    ):  # fmt: skip
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=name == "run")
+    table = need("rich.table", extra="cli").Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    numbers = ("epoch", "train", "valid", "test", "paper")
+    for name in columns:
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=name == "run")
     for run in found:
         row = summary(run)
-        table.add_row(
-            run.name, row["label"], row["data"], row["status"], str(row["best_epoch"] or "-"),
-            *(f"{row[k]:.3f}" if row[k] is not None else "-" for k in ("train", "valid", "test", "paper")),
-            row["metric"],
-        )  # fmt: skip
+        row |= {"run": run.name, "model": row["label"].removesuffix("-RNN"), "epoch": row["best_epoch"]}
+        table.add_row(*(_cell(row[name]) for name in columns))
     return table
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if value < 100 else f"{value:.1f}"
+    return "-" if value is None else str(value)
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -229,16 +237,19 @@ def conclusion(folder: Path) -> None:
     screen = console()
     found = members(folder)
     screen.print()
-    screen.print(results_table(found))
+    screen.print(results_table(found, ("run", "model", "epoch", "train", "valid", "test", "paper", "metric")))
     if len(found) > 1:
         screen.print(_spread(found))
     picture = write_curves(folder)
     if picture:
         screen.print(f"\nlearning curves: {picture}")
     screen.print("\nnext:")
-    screen.print(f"  deeprnn evaluate {folder}           every metric convention")
-    screen.print(f"  deeprnn generate {folder}           let it write")
-    screen.print("  deeprnn runs                        all runs so far")
+    for command, why in (
+        (f"deeprnn evaluate {folder}", "every metric convention"),
+        (f"deeprnn generate {folder}", "let it write"),
+        ("deeprnn runs", "all runs so far"),
+    ):
+        screen.print(f"  {command:<48} {why}")
 
 
 def _spread(found: Sequence[Run]) -> str:

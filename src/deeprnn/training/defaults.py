@@ -71,7 +71,7 @@ def choose(data: Data, part: DataPart, model: str) -> tuple[Recipe, list[str]]:
     chunk = 50 if data.kind == "word" else 100
     # About six thousand updates: minutes on two cores, and more than small data can use without overfitting.
     updates = max(1, amount // (chunk * lanes))
-    epochs = max(5, min(60, 6000 // updates))
+    epochs = max(5, min(200, 6000 // updates))
     recipe = Recipe(
         data=replace(part, chunk=chunk, lanes=lanes),
         model=model_of(model, size),
@@ -81,9 +81,10 @@ def choose(data: Data, part: DataPart, model: str) -> tuple[Recipe, list[str]]:
         regulariser=RegulariserPart(weight_noise=0.03 if amount < 500_000 else 0.0, dropout_output=0.1),
         stop=StopPart(epochs=epochs, patience=max(5, epochs // 4)),
     )
+    layout = f"{lanes} lane{'s' if lanes > 1 else ''} of {chunk} steps"
     remarks = [
-        f"chosen for {amount:,} {what} of training data: {size} units, {lanes} lanes of {chunk} steps, "
-        f"Adam at 0.002 over at most {epochs} epochs",
+        f"chosen for {amount:,} {what} of training data: {size} units, {layout}, Adam at 0.002 over at most "
+        f"{epochs} epochs",
         "every choice can be changed, for example --model.hidden 300 --stop.epochs 10",
     ]
     return recipe, remarks
