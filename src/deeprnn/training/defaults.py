@@ -77,7 +77,7 @@ def choose(data: Data, part: DataPart, model: str) -> tuple[Recipe, list[str]]:
         model=model_of(model, size),
         init=_init(data),
         optimiser=OptimiserPart(name="adam", rate=0.002, clip=1.0),
-        schedule=SchedulePart(name="cosine", floor=0.02, warmup=100),
+        schedule=SchedulePart(name="cosine", floor=0.02, warmup=min(100, epochs * updates // 20)),
         regulariser=RegulariserPart(weight_noise=0.03 if amount < 500_000 else 0.0, dropout_output=0.1),
         stop=StopPart(epochs=epochs, patience=max(5, epochs // 4)),
     )
