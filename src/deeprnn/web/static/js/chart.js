@@ -30,7 +30,7 @@ function range(series, guides) {
   return [low - margin, high + margin];
 }
 
-export function lineChart({ height = 260, label = "", log = false, digits = 3 }) {
+export function lineChart({ height = 260, label = "", wide = false, digits = 3 }) {
   const svg = s("svg", { class: "chart", role: "img", "aria-label": label, height });
   const tip = h("div", { class: "chart-tip", hidden: true });
   const legend = h("div", { class: "legend" });
@@ -38,6 +38,7 @@ export function lineChart({ height = 260, label = "", log = false, digits = 3 })
   let series = [];
   let guides = [];
   let scales = null;
+  let log = false;
 
   function draw() {
     const width = el.clientWidth;
@@ -50,11 +51,13 @@ export function lineChart({ height = 260, label = "", log = false, digits = 3 })
       scales = null;
       return;
     }
+    const sizes = all.map((p) => p[1]);
+    log = wide && Math.min(...sizes) > 0 && Math.max(...sizes) > 8 * Math.min(...sizes);
     let x0 = Math.min(...all.map((p) => p[0]));
     let x1 = Math.max(...all.map((p) => p[0]));
     if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
     const map = log ? (v) => Math.log10(Math.max(v, 1e-12)) : (v) => v;
-    let [y0, y1] = range(series.map((l) => ({ points: l.points.map(([x, y]) => [x, map(y)]) })),
+    const [y0, y1] = range(series.map((l) => ({ points: l.points.map(([x, y]) => [x, map(y)]) })),
       guides.map((g) => ({ value: map(g.value) })));
     const X = (v) => PAD.left + ((v - x0) / (x1 - x0)) * (width - PAD.left - PAD.right);
     const Y = (v) => height - PAD.bottom - ((map(v) - y0) / (y1 - y0)) * (height - PAD.top - PAD.bottom);

@@ -7,8 +7,8 @@ import { lineChart, points } from "./chart.js";
 export async function learning(runs, tell = () => {}) {
   const two = runs.length > 1;
   const loss = lineChart({ height: 280, label: "Learning curve" });
-  const rate = lineChart({ height: 130, label: "Learning rate", log: true });
-  const norm = lineChart({ height: 130, label: "Gradient norm" });
+  const rate = lineChart({ height: 130, label: "Learning rate", wide: true });
+  const norm = lineChart({ height: 130, label: "Gradient norm", wide: true });
   const news = h("span", { class: "news", role: "status" });
   const rows = await Promise.all(runs.map(async (run) => (await get(`/api/runs/${run.id}/metrics`)).rows));
   const paper = runs[0].paper;

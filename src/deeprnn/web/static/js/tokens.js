@@ -5,8 +5,9 @@ import { h } from "./dom.js";
 const SHOWN = { " ": "␣", "\n": "↵", "<eos>": "↵", "\t": "⇥" };
 const percent = (p) => (p >= 0.0995 ? `${Math.round(100 * p)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "<0.1 %");
 
-/** Bits to one of six shades: each symbol as likely as 1, 1/2, 1/8, 1/32, 1/128, ... */
-const shade = (bits) => (bits === null ? 0 : bits < 1 ? 0 : bits < 3 ? 1 : bits < 5 ? 2 : bits < 7 ? 3 : bits < 10 ? 4 : 5);
+/** Bits up to which a symbol has each of the six shades; a word is chosen among many more than a character. */
+const SHADES = { char: [1, 3, 5, 7, 10], word: [2, 5, 8, 11, 14] };
+const shade = (bits, kind) => (bits === null ? 0 : SHADES[kind].filter((most) => bits >= most).length);
 
 export class Tokens {
   constructor(kind, { label, onbranch }) {
@@ -44,7 +45,7 @@ export class Tokens {
       const i = this.items.length;
       this.items.push(token);
       const ends = token.t === "\n" || token.t === "<eos>";
-      part.append(h("span", { class: `tok heat${shade(token.bits)}${given ? " given" : ""}${token.unknown ? " unknown" : ""}`, tabindex: i ? "-1" : "0", data: { i: String(i) },
+      part.append(h("span", { class: `tok heat${shade(token.bits, this.kind)}${given ? " given" : ""}${token.unknown ? " unknown" : ""}`, tabindex: i ? "-1" : "0", data: { i: String(i) },
         text: ends ? "↵" : token.t }));
       if (ends) part.append(h("br"));
       else if (this.kind === "word") part.append(" ");
