@@ -213,7 +213,7 @@ def test_the_view_shows_an_epoch_a_line(tmp_path, monkeypatch, terminal):
     assert "2 models in lockstep" in shown
     assert "the paper's 8.338" in shown
     assert "epoch     train     valid" in shown
-    assert re.search(r"\n\s+2  +\d", shown)
+    assert re.search(r"[\r\n]\s*2  +\d", shown)
     assert ("left" in shown) == terminal
     assert list((tmp_path / "r" / "tensorboard").rglob("events*"))
     view.conclusion(tmp_path / "r")
