@@ -55,7 +55,7 @@ def learning_curves(data: str, mine: Sequence[Row]) -> bytes:
     for row in mine:
         for number, entry in enumerate(row.entries):
             x, y = series(entry.curve, "valid")
-            late += y[max(1, len(y) // 8) :]
+            late += y[max(1, len(y) // 3) :]
             name = f"{paper.LABELS[row.cell.model]} ({len(row.entries)})"
             axes.plot(x, y, color=COLOURS[row.cell.model], linewidth=1.1, alpha=0.75,
                       label=None if number else name)  # fmt: skip
