@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, server: Server) -> Iterator[Open]:
-    """Opens addresses of the page; afterwards no error was logged and no other site was asked."""
+    """Opens addresses of the page; afterwards no error was logged, no other site asked, no slip shown."""
     errors: list[str] = []
     contexts = []
 
@@ -49,7 +50,9 @@ def open_page(browser: Browser, server: Server) -> Iterator[Open]:
 
     open_at.errors = errors  # type: ignore[attr-defined]
     yield open_at
+    slips = re.compile(r"\b(null|undefined|NaN)\b|\[object")
     for context in contexts:
+        errors += [slip[0] for page in context.pages for slip in slips.finditer(page.inner_text("body"))]
         context.close()
     assert errors == []
 

@@ -7,6 +7,11 @@ export function h(tag, props = {}, ...children) {
   return el;
 }
 
+/** Replace what an element holds; nothing stands for nothing, not for the word null. */
+export function fill(el, ...children) {
+  el.replaceChildren(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 export function s(tag, props = {}, ...children) {

@@ -1,6 +1,6 @@
 // The overview: what is learning now, what can be played with, and everything beside the paper.
 
-import { h, number, count } from "./dom.js";
+import { fill, h, number, count } from "./dom.js";
 import { spark } from "./chart.js";
 import { paperTable } from "./results.js";
 
@@ -9,18 +9,18 @@ export function homeView(store) {
 
   function draw() {
     if (!store.runs) {
-      el.replaceChildren(problem(store.error));
+      fill(el, problem(store.error));
       return;
     }
     if (!store.runs.length) {
-      el.replaceChildren(empty(store), table(store));
+      fill(el, empty(store), table(store));
       return;
     }
     const running = store.runs.filter((run) => run.status === "running");
     const stage = /\/pretrain(\/|$)/;  // a first stage is there to be built upon
     const playable = store.runs.filter((run) => run.playable && run.status !== "running" && !stage.test(run.name));
     const best = ["music", "char", "word"].flatMap((kind) => pick(playable.filter((run) => run.kind === kind), kind === "music" ? 2 : 1));
-    el.replaceChildren(
+    fill(el,
       h("section", { class: "hero" },
         h("h1", { text: "What the networks learned" }),
         h("p", { text: "Pick a run to draw a few notes and hear how it goes on, or to type a line and see what it expects." })),
@@ -50,7 +50,7 @@ function shelf(title, runs) {
       spark(run.spark || [], 220, 44),
       h("span", { class: "card-foot" },
         h("span", {}, h("b", { text: number(run.test ?? run.valid) }), h("small", { class: "soft", text: run.test === null ? " validation" : " test" })),
-        h("small", { class: "soft", text: run.status === "running" ? `epoch ${run.epochs}` : `${count(run.parameters)} parameters` }))))))); 
+        h("small", { class: "soft", text: run.status === "running" ? `epoch ${run.epochs}` : `${count(run.parameters)} weights` }))))))); 
 }
 
 function table(store) {

@@ -110,6 +110,7 @@ export function musicBench(runs) {
     const { roll, run } = v;
     v.ask?.abort();
     clearTimeout(v.wait);
+    v.mean.textContent = "";
     if (!roll.sampled) roll.primer = roll.frames.length;
     roll.sampled = true;
     let made = 0;
