@@ -12,12 +12,11 @@ from typing import Any
 
 EXTRAS = {
     "cli": ("tyro", "rich", "matplotlib"),
-    "data": ("scipy",),
     "midi": ("symusic",),
     "bach": ("music21",),
     "web": ("starlette", "uvicorn", "python-multipart"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "fastcpu": ("numba",),
+    "fastcpu": ("llvmlite",),
     "tensorboard": ("tensorboard",),
     "notebooks": ("nbformat", "nbclient", "ipykernel"),
 }
