@@ -40,7 +40,7 @@ def test_cpu_in_plain_calls(case, monkeypatch):
     serve("cpu", case, "cpu")
 
 
-@pytest.mark.parametrize("case", grid.cases()[::6] + grid.cases()[3::18], ids=str)
+@pytest.mark.parametrize("case", grid.cases()[::8] + grid.cases()[3::24], ids=str)
 def test_cpu_in_machine_code(case, monkeypatch):
     pytest.importorskip("llvmlite")
     monkeypatch.setattr(cpu, "PATH", "fast")

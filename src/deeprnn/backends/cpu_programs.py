@@ -126,6 +126,25 @@ class Program:
         masks = [None] * (vectors - 1) + [None if ragged is None else self.e.mask(ragged)]
         return [(v * lanes, masks[v]) for v in range(vectors)]
 
+    def put(self, results: list[Any], ends: list[Any], spots: list[tuple[int, Any]]) -> None:
+        """Store a tile's sums, row by row."""
+        places = [(self.e.at(end, offset), mask) for end in ends for offset, mask in spots]
+        for value, (place, mask) in zip(results, places, strict=True):
+            self.e.store(value, place, mask)
+
+    def each_row(self, rows: int, start: Any, stride: int, finish: Callable[[Any, Any], None]) -> None:
+        """finish(r, place of row r) for the rows just stored.
+
+        What follows the sums is a loop over memory, which is in the nearest cache, and not one copy of the
+        code per row in registers: the program is compiled in half the time and runs no slower.
+        """
+
+        def one(r: Any) -> tuple[()]:
+            finish(r, self.e.at(start, r, stride))
+            return ()
+
+        self.e.loop(0, rows, one)
+
     def packed(self, product: Product, vector: Any) -> Any:
         """Where a panel's weights begin."""
         offset = self.b.add(
@@ -163,6 +182,11 @@ class Forward(Program):
         inner = total - H
 
         def tile(row: Any, rows: int, vector: Any, width: int, ragged: int | None) -> None:
+            def finish(r: Any, place: Any) -> None:
+                for offset, mask in spots:
+                    spot = e.at(place, offset)
+                    e.store(e.unit(plan.units[l], e.load(spot, mask)), spot, mask)
+
             column = b.mul(vector, e.index(plan.lanes))
             lines = [b.add(b.add(row0, row), e.index(r)) for r in range(rows)]
             states = self._states(previous, row, row0, rows, H)
@@ -185,9 +209,8 @@ class Forward(Program):
                 ends = [
                     e.at(e.at(self.z, line, inner), b.add(column, e.index(plan.offsets[l]))) for line in lines
                 ]
-            places = [(e.at(end, offset), mask) for end in ends for offset, mask in spots]
-            for value, (place, mask) in zip(results, places, strict=True):
-                e.store(e.unit(plan.units[l], value), place, mask)
+            self.put(results, ends, spots)
+            self.each_row(rows, ends[0], H if l == len(plan.sizes) - 1 else inner, finish)
 
         self.each_tile(product.panels, tile)
 
@@ -266,21 +289,26 @@ class Backward(Program):
             column = b.add(b.mul(vector, e.index(plan.lanes)), e.index(plan.offsets[l]))
             lines = [self._line(row0, row, r) for r in range(rows)]
             spots = self.columns(width, ragged)
-            places = [
-                (b.add(b.add(b.mul(line, e.index(inner)), column), e.index(offset)), mask)
-                for line in lines
-                for offset, mask in spots
-            ]
+            places = [b.add(b.mul(line, e.index(inner)), column) for line in lines]
             results = [
-                e.load(e.at(self.dz, place), mask) if plan.z_gradient else e.zero() for place, mask in places
+                e.load(e.at(self.dz, b.add(place, e.index(offset))), mask) if plan.z_gradient else e.zero()
+                for place in places
+                for offset, mask in spots
             ]
             sources = [e.at(e.at(self.dA, line, total), plan.offsets[l + 1]) for line in lines]
             results = e.multiply(results, sources, self.packed(product, vector), product.depth, width)
             ends = [e.at(e.at(self.dA, line, total), column) for line in lines]
-            targets = [e.at(end, offset) for end in ends for offset, _ in spots]
-            for value, target, (place, mask) in zip(results, targets, places, strict=True):
-                slope = e.slope(plan.units[l], e.load(e.at(self.z, place), mask))
-                e.store(value if slope is None else b.fmul(value, slope), target, mask)
+            self.put(results, ends, spots)
+
+            def finish(r: Any, end: Any) -> None:
+                outputs = e.at(e.at(self.z, places[0]), r, inner)
+                for offset, mask in spots:
+                    slope = e.slope(plan.units[l], e.load(e.at(outputs, offset), mask))
+                    if slope is not None:
+                        spot = e.at(end, offset)
+                        e.store(b.fmul(e.load(spot, mask), slope), spot, mask)
+
+            self.each_row(rows, ends[0], total, finish)
 
         self.each_tile(product.panels, tile)
 
@@ -298,16 +326,22 @@ class Backward(Program):
                 sources = [e.at(e.at(self.dA, line, total), plan.offsets[layer]) for line in lines]
                 results = e.multiply(results, sources, weights, depth, width)
                 weights = e.at(weights, depth * width * plan.lanes)
-            for r, line in enumerate(lines):
-                values = results[r * width : (r + 1) * width]
+            ends = [e.at(e.at(self.dh0, b.add(row, e.index(r)), H), column) for r in range(rows)]
+            spots = self.columns(width, ragged)
+            self.put(results, ends, spots)
+
+            def finish(r: Any, end: Any) -> None:
+                line = b.add(lines[0], r)
+                values = [e.load(e.at(end, offset), mask) for offset, mask in spots]
                 if plan.reset:
                     mark = b.load(b.gep(self.reset, [line], source_etype=I8), typ=I8)
                     cut = b.icmp_unsigned("!=", mark, ir.Constant(I8, 0))
                     values = [b.select(cut, e.zero(), value) for value in values]
-                end = e.at(e.at(self.dh0, b.add(row, e.index(r)), H), column)
-                for value, (offset, mask) in zip(values, self.columns(width, ragged), strict=True):
-                    e.store(value, e.at(end, offset), mask)
+                    for value, (offset, mask) in zip(values, spots, strict=True):
+                        e.store(value, e.at(end, offset), mask)
                 with b.if_then(more):
                     self._top(b.sub(line, self.batch), column, values, width, ragged)
+
+            self.each_row(rows, ends[0], H, finish)
 
         self.each_tile(product.panels, tile)
