@@ -75,7 +75,8 @@ def _write_beside(path: Path, content: bytes) -> Path:
             temporary.unlink(missing_ok=True)
         if error.errno in _FULL:
             raise DiskFull(
-                f"no room to write {path} ({len(content):,} bytes: {error.strerror}); what was saved before is intact"
+                f"no room to write {path} ({len(content):,} bytes: {error.strerror}); what was saved before is intact: "
+                f"free some space and resume the run"
             ) from error
         raise
     return temporary
