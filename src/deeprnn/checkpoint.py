@@ -76,7 +76,7 @@ def _write_beside(path: Path, content: bytes) -> Path:
         if error.errno in _FULL:
             raise DiskFull(
                 f"no room to write {path} ({len(content):,} bytes: {error.strerror}); what was saved before is intact: "
-                f"free some space and resume the run"
+                "free some space and resume the run"
             ) from error
         raise
     return temporary

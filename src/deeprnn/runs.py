@@ -186,6 +186,7 @@ def change_run(folder: Path, **changes: Any) -> None:
 
 def start_population(folder: Path, members: Sequence[str], recipe_toml: str) -> None:
     """The small parent file of a population."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "recipe.toml", recipe_toml.encode())
     write_json(folder / "population.json", {"format": FORMAT, "members": list(members)})
 

@@ -69,6 +69,14 @@ def test_transferred_parameters_start_as_trained_and_learn_ten_times_slower(chan
         torch.testing.assert_close(a, share * b, rtol=5e-2, atol=2e-7)
 
 
+def test_every_member_of_a_population_has_its_own_first_stage(tmp_path):
+    settings = replace(recipe(seeds=[1, 2], **DEEP), pretrain=PretrainPart(recipe=toml(tmp_path)))
+    together = run_recipe(settings, tmp_path / "both", data=music())
+    assert (tmp_path / "both" / "pretrain" / "seed-2" / "best.safetensors").exists()
+    alone = run_recipe(replace(settings, seeds=(2,)), tmp_path / "alone", data=music())
+    assert together[1] == alone[0]
+
+
 def test_an_srnn_is_pretrained_at_its_own_level_size():
     stage = first_stage(load_recipe("paper/nottingham/srnn"))
     assert stage is not None
