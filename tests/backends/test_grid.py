@@ -53,8 +53,14 @@ def test_cpu_in_machine_code_everywhere(case, monkeypatch):
     test_cpu_in_machine_code(case, monkeypatch)
 
 
-@pytest.mark.parametrize("case", grid.large_cases() + grid.large_cases("fp64")[:3], ids=str)
+@pytest.mark.parametrize("case", grid.large_cases()[::2] + grid.large_cases("fp64")[1:2], ids=str)
 def test_cpu_at_the_papers_sizes(case):
+    serve("cpu", case, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", grid.large_cases()[1::2] + grid.large_cases("fp64"), ids=str)
+def test_cpu_at_more_of_the_papers_sizes(case):
     serve("cpu", case, "cpu")
 
 
