@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path, help="file to write instead of printing")
     arguments = parser.parse_args()
+    before = cores_used()
     peak = gigaflops()
     report = Bench(device="cpu", repeats=arguments.repeats).measure("cpu")
     report["products"] = {
@@ -43,6 +45,7 @@ def main() -> int:
     for row in report["rows"]:
         if row["peer"] == "ours":
             row["least_us"] = least(row, peak)
+    report["machine"]["cores_used_by_others"] = others(before, cores_used())
     report["shapes"] = shapes(max(3, arguments.repeats // 2))
     report["population"] = population(max(3, arguments.repeats // 2))
     report["words"] = words(max(3, arguments.repeats // 2))
@@ -54,6 +57,23 @@ def main() -> int:
         arguments.output.write_text(text)
         print(f"wrote {arguments.output}", file=sys.stderr)
     return 0
+
+
+def cores_used() -> tuple[float, float, float] | None:
+    """(time, seconds of work of all programs, of this one) on Linux, to tell how quiet the machine was."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system = (int(n) for n in stat.read_text().split()[1:4])
+    return time.perf_counter(), (user + nice + system) / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+
+def others(before: tuple[float, ...] | None, after: tuple[float, ...] | None) -> float | None:
+    """Cores that other programs kept busy in between, on average."""
+    if before is None or after is None:
+        return None
+    elapsed, everyone, own = (b - a for a, b in zip(before, after, strict=True))
+    return round(max(0.0, everyone - own) / elapsed, 2)
 
 
 def gigaflops(size: int = 1024, repeats: int = 30) -> float:
