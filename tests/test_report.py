@@ -11,7 +11,7 @@ import pytest
 from deeprnn import paper, report
 from deeprnn.cli import main
 from deeprnn.errors import UserError
-from deeprnn.reproduction import cells, statistics
+from deeprnn.reproduction import cells, speed, statistics
 from deeprnn.reproduction.entries import read_entry
 from deeprnn.reproduction.extras import extra_rows
 from tests.ledger import entry, write
@@ -177,7 +177,7 @@ def test_paired_t_test_agrees_with_scipy():
 
 def test_readme_is_rewritten_between_its_markers_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     readme = tmp_path / "README.md"
-    readme.write_text(f"# Top\n\n{report.BEGIN}\nold 1.234\n{report.END}\n\nEnd.\n")
+    readme.write_text("# Top\n\n<!-- results:begin -->\nold 1.234\n<!-- results:end -->\n\nEnd.\n")
     write(tmp_path / "runs", entry("jsb", "dts", 1, 8.2), entry("jsb", "dts", 2, 8.3))
     call = ["report", "--readme", str(readme), "--ledger", str(tmp_path / "runs")]
     assert main(call) == 0
@@ -198,12 +198,30 @@ def test_a_readme_without_markers_is_an_error(tmp_path: Path):
         report.update_readme(tmp_path / "README.md", [])
 
 
-def test_the_projects_readme_is_what_its_ledger_says():
+def test_the_projects_readme_is_what_its_ledger_and_benchmarks_say():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    if report.BEGIN not in text:
-        pytest.skip(f"README.md has no {report.BEGIN} yet")
-    rebuilt = report.with_results(text, report.markdown(report.read_ledger(ROOT / report.FOLDER)))
+    entries = report.read_ledger(ROOT / report.FOLDER)
+    rebuilt = report.rebuilt(text, entries, ROOT / speed.FOLDER)
     assert text == rebuilt, "README.md differs from the ledger: run `deeprnn report --readme README.md`"
+
+
+def test_speed_is_a_ratio_to_each_peer(tmp_path: Path):
+    def row(peer: str, batch: int, us: float, hidden: int = 400) -> dict:
+        return {"peer": peer, "batch": batch, "hidden": hidden, "train_us": us}
+
+    found = {
+        "versions": {"torch": "2.11.0+cu130"},
+        "rows": [row("ours", 1, 2.5), row("nn.RNN", 1, 20), row("eager loop", 1, 500), row("ours", 16, 5),
+                 row("nn.RNN", 16, 30), row("nn.LSTM", 1, 7, hidden=384)],
+    }  # fmt: skip
+    (tmp_path / speed.GPU).write_text(json.dumps(found))
+    text = speed.speed_markdown(tmp_path)
+    assert "| **deeprnn** | **2.5** | **5.0** |" in text
+    assert "one **shallow** layer | 20.0 (8.0x) | 30.0 (6.0x) |" in text
+    assert "500 (200x) | — |" in text
+    assert "LSTM" not in text  # measured at another width only
+    assert "torch 2.11.0 |" in text
+    assert speed.speed_markdown(tmp_path / "nowhere") == ""
 
 
 def test_extra_models_have_their_own_table(tmp_path: Path):

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from deeprnn import paper
 from deeprnn.errors import UserError
+from deeprnn.reproduction import speed
 from deeprnn.reproduction.cells import Row, Verdict, rows, verdicts
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
 
-__all__ = ["FOLDER", "markdown", "read_ledger", "rows", "text_tables", "update_readme"]
+__all__ = ["FOLDER", "markdown", "read_ledger", "rebuilt", "rows", "text_tables", "update_readme"]
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 TITLES = {"nottingham": "Nottingham", "jsb": "JSB Chorales", "musedata": "MuseData",
           "ptb-char": "PTB characters", "ptb-word": "PTB words"}  # fmt: skip
 CAPTIONS = {
@@ -148,23 +148,38 @@ def _extras(entries: Sequence[Entry]) -> str:
 # ---- README
 
 
-def with_results(text: str, section: str) -> str:
-    """A document with the part between the two markers replaced."""
-    start, end = text.find(BEGIN), text.find(END)
-    if start < 0 or end < start or text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise UserError(f"the document needs one line {BEGIN} and, after it, one line {END}")
-    return f"{text[: start + len(BEGIN)]}\n{section}{text[end:]}"
+def with_section(text: str, name: str, section: str) -> str:
+    """A document with the part between the two markers of `name` replaced."""
+    begin, end = marker(name, "begin"), marker(name, "end")
+    start, stop = text.find(begin), text.find(end)
+    if start < 0 or stop < start or text.count(begin) != 1 or text.count(end) != 1:
+        raise UserError(f"the document needs one line {begin} and, after it, one line {end}")
+    return f"{text[: start + len(begin)]}\n{section}{text[stop:]}"
 
 
-def update_readme(path: str | Path, entries: Sequence[Entry]) -> bool:
-    """Rewrite the results of a README from the ledger; whether anything changed."""
+def marker(name: str, which: str) -> str:
+    """The comment that begins or ends a section."""
+    return f"<!-- {name}:{which} -->"
+
+
+def rebuilt(text: str, entries: Sequence[Entry], bench: str | Path = speed.FOLDER) -> str:
+    """A document with its results and, where it has room for them, its speed rebuilt."""
+    text = with_section(text, "results", markdown(entries))
+    if marker("speed", "begin") in text:
+        text = with_section(text, "speed", speed.speed_markdown(bench))
+    return text
+
+
+def update_readme(path: str | Path, entries: Sequence[Entry], bench: str | Path = speed.FOLDER) -> bool:
+    """Rewrite the results of a README from the ledger and the benchmarks; whether anything changed."""
     path = Path(path)
     if not path.is_file():
         raise UserError(
-            f"no file {path}: --readme takes a Markdown file that has the markers {BEGIN} and {END}"
+            f"no file {path}: --readme takes a Markdown file that has the markers "
+            f"{marker('results', 'begin')} and {marker('results', 'end')}"
         )
     old = path.read_text(encoding="utf-8")
-    new = with_results(old, markdown(entries))
+    new = rebuilt(old, entries, bench)
     if new != old:
         temporary = path.with_name(f".{path.name}.new")
         temporary.write_text(new, encoding="utf-8")

@@ -34,6 +34,8 @@ class Report:
     """draw the ledger's figures into this folder"""
     ledger: Path = Path("results/runs")
     """folder of the ledger's entries"""
+    bench: Path = Path("results/bench")
+    """folder of the measurements of speed"""
 
     def run(self) -> int:
         """Print or write what is asked for."""
@@ -43,7 +45,7 @@ class Report:
 
         entries = report.read_ledger(self.ledger)
         if self.readme:
-            changed = report.update_readme(self.readme, entries)
+            changed = report.update_readme(self.readme, entries, self.bench)
             print(f"{self.readme}: results {'rewritten' if changed else 'were up to date'}")
         if self.figures:
             from deeprnn.reproduction.figures import draw_all
@@ -61,7 +63,7 @@ class Report:
 
     def _page(self) -> int:
         from deeprnn.htmlreport import write_report
-        from deeprnn.runs import load_run
+        from deeprnn.htmlreport.gather import collect
 
         if not self.runs:
             raise UserError(
@@ -69,6 +71,6 @@ class Report:
             )
         path = self.html or Path("out/report.html")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_report([load_run(run) for run in self.runs], path)
+        write_report(collect(self.runs), path)
         print(path)
         return 0

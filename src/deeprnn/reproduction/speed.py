@@ -1,0 +1,86 @@
+"""The README's speed section, built from the measurements in results/bench."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deeprnn.errors import UserError
+
+FOLDER = Path("results/bench")
+HIDDEN = 400
+GPU = "h200-peers-400.json"
+CPU = "cpu.json"
+NAMES = {
+    "eager loop": "PyTorch, the loop written out",
+    "CUDA graph": "the same, captured in a CUDA graph",
+    "JAX lax.scan": "JAX `lax.scan`",
+    "nn.RNN": "`nn.RNN`: one **shallow** layer",
+    "nn.RNN x2": "`nn.RNN`: two shallow layers",
+    "nn.LSTM": "`nn.LSTM`: one layer",
+}
+
+
+def speed_markdown(folder: str | Path = FOLDER) -> str:
+    """Tables of microseconds per step beside the peers, for each device that was measured."""
+    parts = []
+    for file, where in ((GPU, "one NVIDIA H200"), (CPU, "CPU")):
+        path = Path(folder) / file
+        if path.exists():
+            parts.append(_device(_read(path), where))
+    if not parts:
+        return ""
+    head = (
+        "Forward and backward with all gradients of a DT(S)-RNN, 88 inputs, 400 + 400 units, 200 steps: "
+        "microseconds per time step, in brackets how many times our time a peer takes. Every row was "
+        "verified against float64 before it was timed."
+    )
+    return "\n\n".join([head, *parts]) + "\n"
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+
+
+def _device(found: Mapping[str, Any], where: str) -> str:
+    rows = [r for r in found["rows"] if _of(r, "hidden") == HIDDEN and r.get("train_us")]
+    batches = sorted({int(_of(r, "batch")) for r in rows})
+    names = [n for n in NAMES if any(r["peer"] == n for r in rows)]
+    mine = {int(_of(r, "batch")): r["train_us"] for r in rows if r["peer"] == "ours"}
+    lines = [f"| {_title(found, where)} | " + " | ".join(f"batch {b}" for b in batches) + " |"]
+    lines.append("|---" * (len(batches) + 1) + "|")
+    lines.append("| **deeprnn** | " + " | ".join(f"**{_us(mine.get(b))}**" for b in batches) + " |")
+    for name in names:
+        theirs = {int(_of(r, "batch")): r["train_us"] for r in rows if r["peer"] == name}
+        cells = [_cell(theirs.get(b), mine.get(b)) for b in batches]
+        lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _of(row: Mapping[str, Any], key: str) -> Any:
+    """A field of the work, which the GPU's file holds in the row itself and the CPU's beside it."""
+    return row[key] if key in row else row["work"][key]
+
+
+def _title(found: Mapping[str, Any], where: str) -> str:
+    torch = found["versions"]["torch"].partition("+")[0]
+    if where == "CPU":
+        machine = found["machine"]
+        return f"CPU, {machine['threads']} threads, torch {torch}"
+    return f"{where}, torch {torch}"
+
+
+def _us(value: float | None) -> str:
+    return "—" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _cell(theirs: float | None, ours: float | None) -> str:
+    if theirs is None or ours is None:
+        return "—"
+    ratio = theirs / ours
+    return f"{_us(theirs)} ({ratio:.0f}x)" if ratio >= 9.95 else f"{_us(theirs)} ({ratio:.1f}x)"
