@@ -1,7 +1,7 @@
 """Which kernel serves a transition, and in which shape: cluster size, threads, rows, where weights lie.
 
 A step is a ring of stages (see cluster.cu). `Ring` lists them for one direction; `make_plan` weighs the
-kernel's possible shapes by a small cost model, in clock cycles per step, and takes the cheapest.
+kernel's possible shapes by a small cost model (costs.py), in cycles per step, and takes the cheapest.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from functools import lru_cache
 from itertools import chain, product
 from typing import TYPE_CHECKING
 
+from deeprnn.backends.cuda.costs import ffma_cost, mma_cost
+
 if TYPE_CHECKING:
     from deeprnn.backends import TransitionSpec
 
 UNITS = ("sigmoid", "tanh", "relu", "identity")  # in the order of enum Unit
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block may ask for on Hopper
 REGISTERS = {128: 255, 256: 255, 384: 168, 512: 128}  # what a thread may hold when the block has the SM alone
-EXCHANGE = {2: 450, 4: 520, 8: 560, 16: 700}  # cycles to pass a vector round a cluster (measured)
 TENSOR_CORES = True  # whether "mma" may be chosen
-RESIDENT = {2: 66, 4: 32, 8: 15, 16: 7}  # clusters that an H200 holds at once (measured)
+RESIDENT = {2: 66, 4: 30, 8: 15, 16: 7}  # clusters that 132 processors hold at once; 8 and 16 measured
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Device:
     def widest_cluster(self) -> int:
         """16 blocks where the data-centre parts allow it, else the portable 8."""
         return 16 if self.capability in ((9, 0), (10, 0), (10, 3)) else 8
+
+    def resident(self, cluster: int) -> int:
+        """How many clusters of this size run at once; the others wait for a whole sequence."""
+        return max(1, RESIDENT[cluster] * self.processors // 132)
 
     @property
     def arch(self) -> str:
@@ -96,17 +101,16 @@ class Plan:
 
     def describe(self) -> str:
         """One line for a person."""
+        rows = f"{self.rows} batch row{'s' * (self.rows > 1)}"
         if self.path == "generic":
-            return (
-                f"generic: a block of {self.threads} threads per {self.rows} batch rows, weights through L2"
-            )
+            return f"generic: a block of {self.threads} threads per {rows}, weights through L2"
         if self.path == "mma":
             return (
-                f"cluster of {self.cluster} x {self.threads} threads, {self.rows} batch rows each on the tensor "
+                f"cluster of {self.cluster} x {self.threads} threads, {rows} each on the tensor "
                 f"cores in {'bf16' if self.bf16 else 'three bf16 products'}, {self.shared // 1024} KiB shared memory"
             )
         return (
-            f"cluster of {self.cluster} x {self.threads} threads, {self.rows} batch rows each, "
+            f"cluster of {self.cluster} x {self.threads} threads, {rows} each, "
             f"weights on chip in {'bf16' if self.bf16 else 'fp32'}, {self.shared // 1024} KiB shared memory a block"
         )
 
@@ -131,8 +135,8 @@ _company = Company()
 def expect_company(kernels: int) -> None:
     """Say that so many kernels run side by side (threads, each on its stream): each then spreads less widely.
 
-    A cluster of 16 is the fastest for a kernel alone, but only eight of them fit the card at once; with
-    three populations of five side by side, clusters of 8 all run, at five sixths of the speed.
+    A cluster of 16 is the fastest for a kernel alone, but only seven of them fit the card at once; with
+    three populations of five side by side, the fifteen clusters of 8 all run, at five sixths of the speed.
     """
     _company.size = max(1, kernels)
 
@@ -151,7 +155,7 @@ def cluster_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Devi
     """All shapes of the cluster kernel that fit the chip."""
     lanes = [(8, 2), (8, 4), (16, 2), (32, 2)] + ([] if bf16 else [(32, 1)])
     for cluster, threads, (klanes, vec), rows in product(
-        (16, 8, 4, 2), (128, 256, 384, 512), lanes, (1, 2, 3, 4, 5, 6, 8)
+        (16, 8, 4, 2), (128, 256, 384, 512), lanes, range(1, 9)
     ):
         if cluster > min(ring.sizes) or rows > batch or cluster > device.widest_cluster:
             continue
@@ -187,34 +191,14 @@ def cluster_plan(
     )
     if shared > device.shared_limit:
         return None
-    cost = _cost(
-        ring, batch, members, cluster, threads, klanes, vec, rows, rpt, rounds, kept, critical, words
-    )
+    cost = ffma_cost(ring, cluster, klanes, vec, rows, rpt, rounds, kept, critical, words)
+    cost *= _waves(batch, members, rows, cluster, device)
     return Plan("cluster", cluster, threads, rows, klanes, vec, tuple(kept), shared, bf16, cost)
 
 
-def _cost(ring, batch, members, cluster, threads, klanes, vec, rows, rpt, rounds, kept, critical, words):
-    """Cycles per step: exchange, reduction and unit of each stage, and the products where they show."""
-    waves = _up(_up(batch, rows) * members, RESIDENT[cluster])
-    exchange = EXCHANGE[cluster] + rows * 12 * cluster // 8
-    broadcast = 1.0 if klanes == 32 or vec == 4 else 0.7  # lanes that read one address share little
-    crowd = min(2.6, 1 + 0.8 * (rows - 1))  # measured: registers are too few to keep several rows in flight
-    total = 0.0
-    for s, n in enumerate(ring.sizes):
-        warps = _up(_up(_up(n, cluster), rpt[s]), 32 // klanes)
-        work = {True: 0.0, False: 0.0}
-        for j, stage in enumerate(ring.stages):
-            if stage != s:
-                continue
-            fmas = rounds[j] * rpt[s] * rows * vec
-            loads = rounds[j] * rows
-            apart = (rounds[j] - kept[j]) * rpt[s]
-            issue = _up(warps, 4) * (fmas + loads + apart)
-            memory = warps * (loads * vec * broadcast + apart * words)
-            work[critical[j]] += crowd * max(issue, memory, fmas // vec * 4) + 0.2 * min(issue, memory)
-        reduction = 28 * (klanes.bit_length() - 1) + 8 * rpt[s] * rows + 40 * max(0, warps - 7)
-        total += 260 + exchange + reduction + work[True] + max(0.0, work[False] - 0.7 * exchange)
-    return total * waves
+def _waves(batch: int, members: int, rows: int, cluster: int, device: Device) -> int:
+    """How often the card is filled: 16 clusters where 15 fit take twice the time of 15."""
+    return _up(_up(batch, rows) * members, device.resident(cluster))
 
 
 def mma_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
@@ -222,13 +206,14 @@ def mma_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
     tiles = [_up(n, 16) for n in ring.sizes]
     for cluster, mgroups, kgroups in product((16, 8, 4, 2), (1, 2, 3, 4, 8), (1, 2, 4, 8)):
         if (
-            cluster > min(tiles)
+            cluster > min(device.widest_cluster, *tiles)
             or mgroups > _up(max(tiles), cluster)
             or mgroups * kgroups not in (4, 6, 8, 12, 16)
         ):
             continue
-        groups = max(1, RESIDENT[cluster] // members)
-        for rows in {_up(batch, groups), min(batch, 8), min(batch, 16), min(batch, 32)}:
+        groups = max(1, device.resident(cluster) // members)
+        even = {_up(batch, groups * waves) for waves in (1, 2, 3, 4)}  # no wave nearly empty
+        for rows in sorted(even | {min(batch, 8), min(batch, 16), min(batch, 32)}):
             if rows <= 48:
                 plan = mma_plan(ring, batch, members, bf16, device, cluster, mgroups, kgroups, rows)
                 if plan is not None:
@@ -269,33 +254,13 @@ def mma_plan(
     shared += buffers * partial
     if shared > device.shared_limit or min(tiles) < cluster:
         return None
-    cost = _mma_cost(
-        ring, batch, members, cluster, mgroups, kgroups, rows, parts, tiles, mine, rounds, kept, critical
-    )
+    finishing = warps if share > 1 else mgroups * min(ntiles, kgroups)
+    cost = mma_cost(ring, warps, kgroups, rows, parts, mine, rounds, kept, critical, per_warp, finishing)
+    cost *= _waves(batch, members, rows, cluster, device)
     return Plan(
         "mma", cluster, warps * 32, rows, kept=tuple(kept), shared=shared, bf16=bf16, cost=cost,
         mgroups=mgroups, kgroups=kgroups, buffers=buffers,
     )  # fmt: skip
-
-
-def _mma_cost(
-    ring, batch, members, cluster, mgroups, kgroups, rows, parts, tiles, mine, rounds, kept, critical
-):
-    """Cycles per step: as `_cost`, with the tensor cores' rate and the bytes that a block receives."""
-    waves = _up(_up(batch, rows) * members, RESIDENT[cluster])
-    ntiles, warps = _up(rows, 8), mgroups * kgroups
-    total = 0.0
-    for s, n in enumerate(tiles):
-        exchange = EXCHANGE[cluster] + n * ntiles * 512 / 24
-        work = {True: 0.0, False: 0.0}
-        for j, stage in enumerate(ring.stages):
-            if stage == s:
-                products = rounds[j] * mine[s] * ntiles * (1 + parts)
-                issue = _up(warps, 4) * products * 9
-                memory = warps * (rounds[j] * ntiles * 4 + (rounds[j] - kept[j]) * mine[s] * parts * 4)
-                work[critical[j]] += max(issue, memory, rounds[j] * 35) + 0.3 * min(issue, memory)
-        total += 420 + 40 * ntiles + exchange + work[True] + max(0.0, work[False] - 0.7 * exchange)
-    return total * waves
 
 
 def generic_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device) -> Plan:

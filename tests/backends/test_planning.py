@@ -1,0 +1,104 @@
+"""The planner against what was measured: results/bench/h200-sweep.jsonl; no GPU needed."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import pytest
+
+from deeprnn.backends import TransitionSpec
+from deeprnn.backends.cuda import planning
+from deeprnn.backends.cuda.planning import Device, Plan
+
+SWEEP = Path(__file__).parents[2] / "results" / "bench" / "h200-sweep.jsonl"
+H200 = Device()
+CLOCK = 1980  # cycles per microsecond
+DTS = TransitionSpec((400, 400), ("sigmoid", "sigmoid"), (False, True))  # what the sweep measured
+
+
+def case_of(row: dict) -> tuple[int, int, bool]:
+    return row["batch"], row["members"], row["backward"]
+
+
+def plan_of(row: dict) -> Plan:
+    """The measured shape as today's planner sees it."""
+    batch, members, backward = case_of(row)
+    common = (planning.ring(DTS, backward), batch, members, False, H200)
+    p = row["plan"]
+    if p["path"] == "mma":
+        plan = planning.mma_plan(*common, p["cluster"], p["mgroups"], p["kgroups"], p["rows"])
+    else:
+        plan = planning.cluster_plan(*common, p["cluster"], p["threads"], p["klanes"], p["vec"], p["rows"])
+    assert plan is not None
+    assert (plan.kept, plan.shared) == (tuple(p["kept"]), p["shared"]), "the kernel measured was another"
+    return plan
+
+
+ROWS = [json.loads(line) for line in SWEEP.read_text().splitlines()]
+ROWS = sorted((row for row in ROWS if "us_per_step" in row), key=case_of)
+CASES = {case: [(plan_of(r), r["us_per_step"]) for r in rows] for case, rows in groupby(ROWS, case_of)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_of_the_measured_shapes_the_planner_takes_the_fastest(case):
+    measured = CASES[case]
+    _, taken = min(measured, key=lambda pair: pair[0].cost)
+    assert taken <= 1.03 * min(us for _, us in measured)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_plan_made_is_expected_to_beat_the_best_measured(case):
+    batch, members, backward = case
+    plan = planning.make_plan(DTS, batch, members, False, backward, H200)
+    assert plan.cost / CLOCK <= 1.05 * min(us for _, us in CASES[case])
+
+
+def test_the_cost_model_of_the_tensor_core_kernel_is_close_to_every_measurement():
+    for measured in CASES.values():
+        for plan, us in measured:
+            if plan.path == "mma":
+                assert plan.cost / CLOCK == pytest.approx(us, rel=0.07)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("spec", [DTS, TransitionSpec((200,), ("tanh",), (False,))], ids=["DT(S)", "RNN"])
+def test_a_smaller_batch_is_never_dearer(spec, backward):
+    """A batch that falls into a nearly empty second wave must be cut otherwise."""
+    batches = [*range(1, 26), 32, 60, 61, 64, 104, 105, 112, 113, 120, 121, 128, 240, 241, 256, 512]
+    costs = [planning.make_plan(spec, batch, 1, False, backward, H200).cost for batch in batches]
+    for smaller, larger in pairwise(costs):
+        assert smaller <= 1.02 * larger
+
+
+@pytest.mark.parametrize(("batch", "members"), [(16, 1), (64, 1), (120, 1), (256, 1), (1, 15), (3, 5)])
+def test_what_can_run_in_one_wave_does(batch, members):
+    for backward in (False, True):
+        plan = planning.make_plan(DTS, batch, members, False, backward, H200)
+        assert -(-batch // plan.rows) * members <= H200.resident(plan.cluster)
+
+
+def test_a_smaller_card_holds_fewer_clusters():
+    small = Device(processors=114)
+    assert (small.resident(8), small.resident(16)) == (12, 6)
+    plan = planning.make_plan(DTS, 64, 1, False, False, small)
+    assert -(-64 // plan.rows) <= small.resident(plan.cluster)
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (12, 0)])
+def test_only_the_data_centre_parts_are_given_clusters_of_16(capability):
+    for batch in (1, 16, 64, 256):
+        plan = planning.make_plan(DTS, batch, 1, False, False, Device(capability))
+        assert plan.cluster <= (8 if capability == (12, 0) else 16)
+
+
+def test_kernels_in_company_spread_less_widely():
+    alone = planning.make_plan(DTS, 1, 5, False, False, H200)
+    planning.expect_company(3)
+    try:
+        together = planning.make_plan(DTS, 1, 5, False, False, H200)
+    finally:
+        planning.expect_company(1)
+    assert H200.resident(alone.cluster) < 15
+    assert H200.resident(together.cluster) >= 15
