@@ -60,7 +60,7 @@ def test_gpus_before_hopper_take_the_generic_kernel(capability):
 def test_a_population_of_15_runs_at_once():
     for backward in (False, True):
         plan = planning.make_plan(dts(400), 1, 15, False, backward, H200)
-        assert planning.RESIDENT[plan.cluster] * plan.rows >= 15
+        assert H200.resident(plan.cluster) * plan.rows >= 15
 
 
 def test_ring_lists_each_matrix_once_in_both_directions():
@@ -129,7 +129,10 @@ WIDE = Case((200, 137), ("tanh", "sigmoid"), (False, True), 6, 21, reset=True)
 DEEP = Case((137, 200, 150), ("sigmoid", "tanh", "sigmoid"), (False, True, True), 5, 19, population=2)
 PLAIN = Case((200, 137), ("tanh", "identity"), (False, False), 7, 9)
 SHALLOW = Case((200,), ("sigmoid",), (False,), 9, 30)
-MMA = [(8, 2, 4, 8), (8, 1, 8, 5), (4, 4, 2, 21), (8, 2, 2, 16), (4, 2, 4, 12), (4, 4, 1, 30), (8, 1, 4, 40)]
+MMA = [
+    *((8, 2, 4, 8), (8, 1, 8, 5), (4, 4, 2, 21), (8, 2, 2, 16), (4, 2, 4, 12), (4, 4, 1, 30), (8, 1, 4, 40)),
+    *((4, 3, 2, 5), (4, 3, 4, 18)),
+]
 MMA_TESTS = [
     *((shape, WIDE, "registers") for shape in MMA),
     ((8, 2, 4, 8), DEEP, "shared memory"),
