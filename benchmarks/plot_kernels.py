@@ -104,9 +104,12 @@ def plans_figure() -> bytes:
     for colour, batch in zip((SERIES[3], SERIES[0], SERIES[2], ACCENT), (8, 16, 64, 256), strict=True):
         for r in (r for r in rows if r["batch"] == batch):
             p, common = r["plan"], (planning.ring(spec, r["backward"]), batch, 1, False, planning.Device())
-            make = planning.mma_plan if p["path"] == "mma" else planning.cluster_plan
-            names = ("mgroups", "kgroups") if p["path"] == "mma" else ("threads", "klanes", "vec")
-            plan = make(*common, p["cluster"], *(p[n] for n in names), p["rows"])
+            if p["path"] == "mma":
+                plan = planning.mma_plan(*common, p["cluster"], p["mgroups"], p["kgroups"], p["rows"])
+            else:
+                lanes = (p["threads"], p["klanes"], p["vec"])
+                plan = planning.cluster_plan(*common, p["cluster"], *lanes, p["rows"])
+            assert plan is not None
             filled = p["path"] == "mma"
             axes.plot(plan.cost / 1980, r["us_per_step"], "o", color=colour, alpha=0.8, markersize=5.5,
                       markerfacecolor=colour if filled else "none")  # fmt: skip
