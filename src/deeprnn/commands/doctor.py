@@ -96,9 +96,22 @@ def backends() -> list[dict[str, Any]]:
             for name in PREFERENCE[device]:
                 if (reason := why_not(name, spec, device, torch.float32)) is not None:
                     refused[name] = reason
-            out.append({"device": device, "case": label, "backend": choose(spec, device, torch.float32),
-                        "not": refused})  # fmt: skip
+            row: dict[str, Any] = {"device": device, "case": label, "not": refused}
+            row["backend"] = choose(spec, device, torch.float32)
+            if row["backend"] == "cuda":
+                row["kernels"] = kernels(spec)
+            out.append(row)
     return out
+
+
+def kernels(spec: Any) -> dict[str, str]:
+    """The kernel that serves one row, and a batch."""
+    import torch
+
+    from deeprnn.backends.cuda import plan
+
+    device = torch.device("cuda")
+    return {f"B={b}": plan(spec, b, device=device)["forward"]["text"] for b in (1, 64)}
 
 
 def data_places() -> dict[str, Any]:
@@ -142,6 +155,8 @@ def show(found: dict[str, Any]) -> None:
     out.print("\n[bold]Backends[/bold] (what backend='auto' takes, fp32)")
     for row in found["backends"]:
         out.print(f"  {row['device']:<5} {row['case']:<18} -> [bold]{row['backend']}[/bold]")
+        for batch, text in row.get("kernels", {}).items():
+            out.print(f"        {batch}: {text}")
         for name, reason in row["not"].items():
             out.print(f"        not {name}: {reason}")
     out.print("\n[bold]Data[/bold]")

@@ -1,4 +1,4 @@
-"""Build, check and time the CUDA kernels in one go: `python benchmarks/gpu_session.py OUT [stage ...]`.
+"""Build, check and time the CUDA kernels in one go: `python benchmarks/gpu_kernels.py OUT [stage ...]`.
 
 Each stage runs in its own process with a time limit, so that a kernel that hangs costs one stage. Every
 kernel is compared with a float64 reference before it is timed. Results are JSON lines under OUT.
