@@ -57,6 +57,12 @@ def overview() -> str:
     return "\n".join(lines)
 
 
+def members(family: str) -> str:
+    """The commands that begin with one word."""
+    lines = [f"  deeprnn {n}  {line}" for n, (_, line) in COMMANDS.items() if n.startswith(f"{family} ")]
+    return f"'deeprnn {family}' has these commands:\n" + "\n".join(lines)
+
+
 def find(argv: Sequence[str]) -> tuple[str, list[str]]:
     """Split the arguments into the command's name (one word or two) and the rest."""
     for words in (2, 1):
@@ -65,11 +71,9 @@ def find(argv: Sequence[str]) -> tuple[str, list[str]]:
             return name, list(argv[words:])
     family = [n for n in COMMANDS if n.startswith(f"{argv[0]} ")]
     if family:
-        wanted = argv[1] if len(argv) > 1 else ""
-        if wanted in ("", "-h", "--help"):
-            lines = [f"  deeprnn {n}  {COMMANDS[n][1]}" for n in family]
-            raise UserError(f"'deeprnn {argv[0]}' has these commands:\n" + "\n".join(lines))
-        raise UserError(f"unknown command 'deeprnn {argv[0]} {wanted}': known are {', '.join(family)}")
+        if len(argv) == 1:
+            raise UserError(members(argv[0]))
+        raise UserError(f"unknown command 'deeprnn {argv[0]} {argv[1]}': known are {', '.join(family)}")
     near = get_close_matches(argv[0], [n.split()[0] for n in COMMANDS], n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise UserError(f"unknown command {argv[0]!r}{hint}: 'deeprnn --help' lists them")
@@ -84,6 +88,9 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if argv[0] in ("--version", "-V"):
         print(f"deeprnn {__version__}")
+        return 0
+    if argv[0] == "data" and argv[1:2] in (["-h"], ["--help"]):
+        print(members("data"))
         return 0
     name, rest = find(argv)
     module, _, cls = COMMANDS[name][0].partition(":")

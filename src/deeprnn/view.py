@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeprnn import metrics
-from deeprnn.console import console
+from deeprnn.console import console, program
 from deeprnn.errors import MissingExtra, need
 from deeprnn.runs import Run, population
 
@@ -244,10 +244,11 @@ def conclusion(folder: Path) -> None:
     if picture:
         screen.print(f"\nlearning curves: {picture}")
     screen.print("\nnext:")
+    me = program()
     for command, why in (
-        (f"deeprnn evaluate {folder}", "every metric convention"),
-        (f"deeprnn generate {folder}", "let it write"),
-        ("deeprnn runs", "all runs so far"),
+        (f"{me} evaluate {folder}", "every metric convention"),
+        (f"{me} generate {folder}", "let it write"),
+        (f"{me} runs", "all runs so far"),
     ):
         screen.print(f"  {command:<48} {why}")
 

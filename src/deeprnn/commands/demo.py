@@ -90,7 +90,7 @@ class Demo:
     def compose(self, folder: Path) -> None:
         """Let the better model write a chorale, and say where it is and what to try next."""
         from deeprnn import generate
-        from deeprnn.console import console
+        from deeprnn.console import console, program
         from deeprnn.runs import load_run
 
         screen, run = console(), load_run(folder)
@@ -102,12 +102,13 @@ class Demo:
             screen.print(f"  {path}")
         screen.print(f"  {folder / 'curves.png'} (how it learned)")
         screen.print("\n[bold]What to try next[/]")
+        me = program()
         for command, why in (
-            (f"deeprnn generate {folder} --primer test:3", "continue a chorale it has never seen"),
-            ("deeprnn serve", "hear, see and play with both models in the browser"),
-            ("deeprnn describe dots --png out/dots.png", "what a DOT(S)-RNN is"),
-            ("deeprnn train my_midi_folder/", "your own music"),
-            ("deeprnn train book.txt --level char", "your own text"),
-            ("deeprnn train jsb --model dots", "a cell of the paper's Table 2"),
+            (f"{me} generate {folder} --primer test:3", "continue a chorale it has never seen"),
+            (f"{me} serve", "hear, see and play with both models in the browser"),
+            (f"{me} describe dots --png out/dots.png", "what a DOT(S)-RNN is"),
+            (f"{me} train my_midi_folder/", "your own music"),
+            (f"{me} train book.txt --level char", "your own text"),
+            (f"{me} train jsb --model dots", "a cell of the paper's Table 2"),
         ):
-            screen.print(f"  {command:<50} {why}")
+            screen.print(f"  {command:<58} {why}")

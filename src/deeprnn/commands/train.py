@@ -130,6 +130,7 @@ def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, co
     from contextlib import ExitStack
 
     from deeprnn import ledger, view
+    from deeprnn.console import program
     from deeprnn.training import keeping, session
 
     shown = not (options.quiet or options.json)
@@ -151,7 +152,7 @@ def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, co
             session.run_recipe(recipe, folder, data=data, device=device, watch=watch)
         except keeping.Interrupted as signal:
             stage.close()
-            print(f"saved; go on with: deeprnn resume {folder}", file=sys.stderr)
+            print(f"saved; go on with: {program()} resume {folder}", file=sys.stderr)
             return signal.status
     entries = [ledger.record(run, options.ledger) for run in view.members(folder)] if options.ledger else []
     if options.json:
