@@ -160,6 +160,9 @@ def describe_ours(work: Work) -> str:
     """Which backend "auto" takes here, in its own words where it has some."""
     name = choose(work.spec, work.device, torch.float32)
     module = load(name)
+    if name == "cuda":
+        text = module.plan(work.spec, work.batch, device=torch.device("cuda"))["forward"]["text"]
+        return f"cuda: {text}"
     return f"{name}: {module.describe_choice()}" if hasattr(module, "describe_choice") else name
 
 

@@ -82,7 +82,7 @@ def backends() -> list[dict[str, Any]]:
     """For a plain RNN and a DT(S)-RNN of 400 units: the backend chosen on each device, and why."""
     import torch
 
-    from deeprnn.backends import PREFERENCE, TransitionSpec, choose, why_not
+    from deeprnn.backends import PREFERENCE, TransitionSpec, choose, load, why_not
 
     cases = {
         "RNN 400": TransitionSpec((400,), ("sigmoid",), (False,)),
@@ -100,6 +100,8 @@ def backends() -> list[dict[str, Any]]:
             row["backend"] = choose(spec, device, torch.float32)
             if row["backend"] == "cuda":
                 row["kernels"] = kernels(spec)
+            elif row["backend"] == "cpu":
+                row["kernels"] = {"as": load("cpu").describe_choice()}
             out.append(row)
     return out
 
