@@ -159,6 +159,33 @@ def test_music_options_are_checked(options, words):
         stream_music(music_model(), **{"length": 5, **options})
 
 
+def test_more_than_memory_holds_is_refused_before_it_is_asked_for():
+    with pytest.raises(UserError, match="count=100000000 must be"):
+        sample_music(music_model(), 8, count=100_000_000)
+    with pytest.raises(UserError, match="at most 2,000,000"):
+        sample_music(music_model(), 1_000_000, count=9_000)
+
+
+def test_the_smallest_temperature_is_as_cold_as_none():
+    """Dividing by it would leave the range of floats, and what is not a number is no distribution."""
+    model, letters = text_model(5), "abcde"
+    cold = ["".join(sample_text(model, letters, length=12, seed=3, temperature=t)) for t in (0.0, 1e-60)]
+    assert cold[0] == cold[1]
+    rolls = generate.sample_rolls(music_model(), 6, temperature=1e-60)
+    assert np.isfinite(rolls[1]).all()
+
+
+def test_a_long_primer_is_heard_in_parts(monkeypatch):
+    model, steps = text_model(5), []
+    primer = np.arange(2500) % 5
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda x, *rest: steps.append(len(x)) or forward(x, *rest))
+    parts = [int(ids[0]) for ids in stream_symbols(model, length=6, seed=1, primer=primer)]
+    assert max(steps) <= 1024
+    monkeypatch.setattr("deeprnn.sampling.PART", 10_000)
+    assert parts == [int(ids[0]) for ids in stream_symbols(model, length=6, seed=1, primer=primer)]
+
+
 def test_music_of_no_length_is_empty():
     assert sample_music(music_model(), 0)[0].shape == (0, KEYS)
 

@@ -146,6 +146,52 @@ def test_mistakes_are_named(tmp_path: Path, options, words):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"tempo": 90.0}, "tempo=90.0 is for music"), ({"max_notes": 3}, "max_notes=3 is for music"),
+     ({"formats": ("mid",)}, "--formats is for music")],
+)  # fmt: skip
+def test_options_of_music_are_refused_for_text_before_anything_is_printed(capsys, options, words):
+    with pytest.raises(UserError, match=words):
+        Generate(small_run("char").path, **options).run()
+    assert capsys.readouterr().out == ""
+
+
+def test_no_format_at_all_is_a_mistake(tmp_path: Path):
+    with pytest.raises(UserError, match="names no format"):
+        Generate(small_run("music").path, formats=(), out=tmp_path).run()
+
+
+def test_a_paragraph_is_a_primer_though_no_file_can_have_its_name():
+    paragraph = "the cat sat on the mat " * 30
+    assert read_primer(small_run("char"), paragraph) == paragraph
+    with pytest.raises(UserError, match=r"no primer 'the cat .*\.\.\.'"):
+        read_primer(small_run("music"), paragraph)
+
+
+def test_a_text_primer_that_is_no_text_is_refused(tmp_path: Path):
+    music, latin = tmp_path / "tune.mid", tmp_path / "latin.txt"
+    music.write_bytes(midi_bytes(tune(1, 16), steps_per_beat=4))
+    latin.write_bytes("höre".encode("latin-1"))
+    for path in (music, latin):
+        with pytest.raises(UserError, match="is not a text file"):
+            read_primer(small_run("char"), str(path))
+    windows = tmp_path / "windows.txt"
+    windows.write_bytes(b"\xef\xbb\xbfthe cat\r\nsat")
+    assert read_primer(small_run("char"), str(windows)) == "the cat\nsat"
+
+
+def test_a_place_that_cannot_be_written_is_an_error_without_a_traceback(tmp_path: Path, capsys):
+    from deeprnn.cli import main
+
+    (tmp_path / "file").write_text("")
+    run = str(small_run("music").path)
+    assert main(["generate", run, "--length", "4", "--formats", "mid", "--out", str(tmp_path / "file")]) == 2
+    error = capsys.readouterr().err
+    assert "error: " in error
+    assert "exists" in error
+
+
 def test_three_lines_of_python(tmp_path: Path):
     import deeprnn
 

@@ -110,6 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing to report
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a folder that cannot be written, a file that cannot be read
+        if error.filename is None:  # a fault of ours: let it be seen
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -35,13 +35,7 @@ def from_run(run: Run, *, primer: np.ndarray | str | None = None, **options: Any
     program. For text: top_k, top_p, avoid. `primer` is a text; for music a piano roll (T, K), a MIDI file
     or a piece of the run's data, as in "test:3".
     """
-    known = MUSIC_OPTIONS if run.kind == "music" else TEXT_OPTIONS
-    common = ("length", "count", "seed", "temperature", "keep_primer")
-    for name in options:
-        if name not in (*known, *common):
-            other = "text" if name in TEXT_OPTIONS else "music" if name in MUSIC_OPTIONS else ""
-            reason = f"is for {other}, and this run is of kind {run.kind!r}" if other else "is unknown"
-            raise UserError(f"{name}={options[name]!r} {reason}: options are {', '.join((*common, *known))}")
+    check_options(run, options)
     if run.kind != "music":
         if not (primer is None or isinstance(primer, str)):
             raise UserError(f"a {run.kind} run is primed with a text, not with {type(primer).__name__}")
@@ -51,6 +45,17 @@ def from_run(run: Run, *, primer: np.ndarray | str | None = None, **options: Any
 
         primer = read_primer(run, primer)
     return _music_from_run(run, primer, **options)
+
+
+def check_options(run: Run, options: dict[str, Any]) -> None:
+    """Refuse options that are of the other kind, or of none."""
+    known = MUSIC_OPTIONS if run.kind == "music" else TEXT_OPTIONS
+    common = ("length", "count", "seed", "temperature", "keep_primer")
+    for name in options:
+        if name not in (*known, *common):
+            other = "text" if name in TEXT_OPTIONS else "music" if name in MUSIC_OPTIONS else ""
+            reason = f"is for {other}, and this run is of kind {run.kind!r}" if other else "is unknown"
+            raise UserError(f"{name}={options[name]!r} {reason}: options are {', '.join((*common, *known))}")
 
 
 def _music_from_run(
@@ -95,6 +100,7 @@ def text_from_run(
     **options: Any,
 ) -> Text:
     """Text from a trained run; `show` is called with each piece of the first sample as soon as it is there."""
+    check_options(run, options)
     vocabulary = list(run.vocabulary or ())
     wanted = (600 if run.kind == "char" else 120) if length is None else length
     given = encode_primer(primer or "", vocabulary, run.kind)

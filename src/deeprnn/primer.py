@@ -44,27 +44,43 @@ def read_primer(run: Run, text: str, length: int | None = None) -> np.ndarray | 
             roll = _piece(run, split, which)
             steps = run.grid.steps_per_beat if run.grid else 4
             return roll[: PIECE_BEATS * steps if length is None else length]
-        return _midi(run, Path(text))[:length]
+        return _midi(run, text)[:length]
     if named:
         return _line(run, split, which)[:length]
-    path = Path(text)
-    if len(text) < 4096 and "\n" not in text and path.is_file():
-        from deeprnn.data.limits import read_bytes
-
-        return read_bytes(path).decode("utf-8", "replace")[:length]
-    return text[:length]
+    return (_text(Path(text)) if _is_file(text) else text)[:length]
 
 
-def _midi(run: Run, path: Path) -> np.ndarray:
+def _is_file(text: str) -> bool:
+    """Whether a text is the name of a file; a paragraph is too long to be one, and asking would be an error."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _text(path: Path) -> str:
+    from deeprnn.data.limits import read_bytes
+
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"the primer {str(path)!r} is not a text file in UTF-8 ({error.reason})") from None
+    if "\0" in text:
+        raise UserError(f"the primer {str(path)!r} is not a text file: it holds zero bytes")
+    return text.replace("\r\n", "\n")
+
+
+def _midi(run: Run, name: str) -> np.ndarray:
     from deeprnn.data.midi import Grid, read_midi
 
-    if not path.is_file():
+    if not _is_file(name):
+        short = name if len(name) <= 80 else f"{name[:77]}..."
         raise UserError(
-            f"there is no primer {str(path)!r}: give a MIDI file, or a piece of the data as in test:3"
+            f"there is no primer {short!r}: give a MIDI file, or a piece of the data as in test:3"
         )
-    roll = read_midi(path, run.grid or Grid()).roll
+    roll = read_midi(Path(name), run.grid or Grid()).roll
     if not len(roll):
-        raise UserError(f"the primer {str(path)!r} holds no notes")
+        raise UserError(f"the primer {name!r} holds no notes")
     return roll
 
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 BLOCK = 4  # rows of a batch: they cost hardly more than one, since reading the weights takes the time
 DRAWS = 256  # steps of random numbers drawn at once
 LIMIT = 1_000_000  # steps of one sample: more is a slip of the keyboard
+MOST = 10_000  # samples at once
+TOTAL = 2_000_000  # steps of all samples together: they and their probabilities are kept in memory
+PART = 1024  # steps of a primer heard at once: a long one's logits over all words would not fit
+COLD = 1e-9  # temperatures below are 0: dividing by them leaves the range of floats
 
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """logits (B, O) and uniform numbers -> what is chosen, fed back and given out, and its probabilities"""
@@ -32,8 +36,13 @@ def check(length: int, count: int, seed: int, temperature: float) -> None:
     """Refuse options that make no sense for any kind of sample."""
     if not 0 <= length <= LIMIT:
         raise UserError(f"length={length} must be from 0 to {LIMIT:,}")
-    if count < 1:
-        raise UserError(f"count={count} must be at least 1")
+    if not 1 <= count <= MOST:
+        raise UserError(f"count={count} must be from 1 to {MOST:,}")
+    if count * length > TOTAL:
+        raise UserError(
+            f"count={count} samples of length={length} are {count * length:,} steps: at most {TOTAL:,} "
+            "are made at once, ask for fewer or shorter ones"
+        )
     if not 0 <= seed < 1 << 63:
         raise UserError(f"seed={seed} must be from 0 to 2^63 - 1")
     if not (0 <= temperature < math.inf):
@@ -70,7 +79,10 @@ def stream(
 @torch.inference_mode()
 def _hear(model: SequenceModel, given: Tensor) -> tuple[Tensor, State]:
     """The state and the logits after the given input, repeated for a block of samples."""
-    logits, state = model(given.unsqueeze(1))
+    state = model.initial_state(1)
+    logits = torch.empty(0)
+    for part in given.split(PART):
+        logits, state = model(part.unsqueeze(1), state)
     return logits[-1].repeat(BLOCK, 1), tuple(h.repeat(BLOCK, 1) for h in state)
 
 
@@ -99,7 +111,7 @@ def frame_picker(temperature: float, max_notes: int | None) -> Pick:
     """Choose frames: notes (B, K) drawn independently, and their probabilities."""
 
     def pick(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        p = torch.sigmoid(logits / temperature) if temperature > 0 else (logits > 0).float()
+        p = torch.sigmoid(logits / temperature) if temperature >= COLD else (logits > 0).float()
         on = u < p
         if max_notes is not None and max_notes < on.shape[1]:
             # Where more notes were drawn than allowed, the likeliest of them stay.
@@ -116,7 +128,7 @@ def symbol_picker(temperature: float, top_k: int | None, top_p: float | None, av
     def pick(logits: Tensor, u: Tensor) -> tuple[Tensor, None]:
         if avoid:
             logits = logits.index_fill(1, torch.tensor(avoid, device=logits.device), -math.inf)
-        if temperature == 0:
+        if temperature < COLD:
             return logits.argmax(1), None
         p = torch.softmax(logits / temperature, 1)
         order = None

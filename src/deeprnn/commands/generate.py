@@ -88,6 +88,10 @@ class Generate:
 
     def options(self, run: Run, seed: int) -> dict[str, Any]:
         """What is passed on; options left out keep the library's defaults."""
+        if run.kind != "music" and self.formats != Generate.formats:
+            raise UserError("--formats is for music, and this run is of kind " + repr(run.kind))
+        if not self.formats:
+            raise UserError("--formats names no format: choose among mid, wav and png")
         optional = {
             "length": self.length, "max_notes": self.max_notes, "tempo": self.tempo, "program": self.program,
             "top_k": self.top_k, "top_p": self.top_p, "avoid": self.avoid or None,
