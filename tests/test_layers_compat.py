@@ -162,3 +162,18 @@ def test_what_nn_rnn_refuses_is_refused_with_the_same_kind_of_error(x, h0):
         nn.RNN(I, H)(x, h0)
     with pytest.raises(theirs.type):
         DeepRNN(I, H)(x, h0)
+
+
+def test_hx_is_nn_rnns_name_of_the_first_state():
+    theirs, mine = pair({"num_layers": 2})
+    x, h = draw(T, B, I), draw(2, B, H, seed=1)
+    torch.testing.assert_close(mine(x, hx=h)[0], theirs(x, hx=h)[0])
+    with pytest.raises(TypeError, match="h0 and hx"):
+        mine(x, h, hx=h)
+
+
+def test_shapes_come_from_the_meta_device_as_nn_rnns_do():
+    x = torch.empty(T, B, I, device="meta")
+    theirs, mine = nn.RNN(I, H, 2, device="meta"), DeepRNN(I, H, 2, intermediate_sizes=5, device="meta")
+    assert [y.shape for y in mine(x)] == [y.shape for y in theirs(x)]
+    assert mine.step(x[0])[0].shape == (B, H)

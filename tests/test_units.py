@@ -195,6 +195,12 @@ def test_a_module_serves_as_a_unit(registry):
     assert (net.hidden(torch.zeros(2, 1, 2))[0] > 0).all()
 
 
+def test_a_module_whose_parameters_nobody_would_train_is_refused(registry):
+    with pytest.raises(UserError, match="parameters of its own"):
+        deeprnn.rnn(input_size=2, hidden_size=3, output_size=2, unit=torch.nn.PReLU())
+    assert "PReLU" not in registry
+
+
 @pytest.mark.parametrize("name", ["sigmoid", "maxout", "a:b", "a,b", ""])
 def test_names_that_are_taken_or_unusable_are_refused(name, registry):
     with pytest.raises(UserError, match="not usable"):

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from deeprnn import equations, units
 from deeprnn.arguments import as_sizes, check_settings, name_unit
-from deeprnn.backends import TransitionSpec, unroll, unroll_with
+from deeprnn.backends import TransitionSpec, autocasts, unroll, unroll_with, without_autocast
 from deeprnn.specs import PlusSpec, positive
 from deeprnn.units import Unit
 
@@ -148,13 +148,25 @@ class DeepRNN(nn.Module):
         transition = TransitionSpec(spec.sizes, tuple(u.name for u in spec.unit_specs), spec.shortcuts)
         return unroll(A, h0, W, [s for s in S if s is not None], transition, backend=self.backend)
 
-    def forward(self, input: Tensor | PackedSequence, h0: Hidden = None, return_all_states: bool = False):
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        h0: Hidden = None,
+        return_all_states: bool = False,
+        *,
+        hx: Hidden = None,
+    ):
         """(output, h_n); with `return_all_states` also every level's layers, as a list of lists.
 
         input is (T, B, I), (B, T, I) with batch_first, (T, I) unbatched, or a PackedSequence; h0 and
         h_n are (levels x directions, B, H). The third result has, for every level and direction, the
         sequence of each transition layer, the last being the state; all are laid out as output is.
+        `hx` is `nn.RNN`'s name for h0.
         """
+        if hx is not None:
+            if h0 is not None:
+                raise TypeError("DeepRNN: h0 and hx are two names of one argument, give one of them")
+            h0 = hx
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, h0, return_all_states)
         self._check_input(input)
@@ -232,7 +244,7 @@ class DeepRNN(nn.Module):
             A = self._project(x, spec, U, b)
             phis = [units.resolve(u) for u in spec.unit_specs]
             St = [None if s is None else s.mT for s in S]
-            with torch.autocast(A.device.type, enabled=False):  # the state keeps its type, as in a sequence
+            with without_autocast(A.device.type):  # the state keeps its type, as in a sequence
                 parts = A.to(W[0].dtype).split(list(spec.widths), -1)
                 x = equations.transition_mlp(parts, h[k], [w.mT for w in W], St, phis)[-1]
             new.append(x)
@@ -257,7 +269,7 @@ class DeepRNN(nn.Module):
         h0 = h0 if batched else h0.unsqueeze(1)
         if tuple(h0.shape) != want:
             raise RuntimeError(f"Expected hidden size {want}, got {tuple(h0.shape)}")
-        if h0.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        if h0.dtype != weight.dtype and not autocasts(x.device.type):
             raise ValueError(
                 f"h0 has dtype {h0.dtype} but the parameters have {weight.dtype}: use h0.to({weight.dtype})"
             )
@@ -278,10 +290,11 @@ class DeepRNN(nn.Module):
 
     def _check_type(self, x: Tensor) -> None:
         weight = next(self.parameters())
-        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != weight.dtype and not autocasts(x.device.type):
+            other = f" or layer.to({x.dtype})" if x.is_floating_point() else ""
             raise ValueError(
-                f"input has dtype {x.dtype} but the parameters have {weight.dtype}: use input.to({weight.dtype}) "
-                f"or layer.to({x.dtype})"
+                f"input has dtype {x.dtype} but the parameters have {weight.dtype}: "
+                f"use input.to({weight.dtype}){other}"
             )
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deeprnn import equations, init, units
-from deeprnn.backends import TransitionSpec, unroll, unroll_with
+from deeprnn.backends import TransitionSpec, unroll, unroll_with, without_autocast
 from deeprnn.errors import UserError
 from deeprnn.specs import PlusSpec, PredictSpec
 from deeprnn.units import UnitSpec
@@ -158,7 +158,7 @@ class Plus(Operator):
         A = self.project(x, skip)
         W = [w.mT for w in self._list("W")]  # type: ignore[union-attr]
         S = [None if s is None else s.mT for s in self._list("S")]
-        with torch.autocast(A.device.type, enabled=False):  # the state keeps its type, as in `unroll`
+        with without_autocast(A.device.type):  # the state keeps its type, as in `unroll`
             A, h = A.to(W[0].dtype), h.to(W[0].dtype)
             entered = A.split(list(self.spec.widths), dim=-1)
             return equations.transition_mlp(entered, h, W, S, self._phis())

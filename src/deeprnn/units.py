@@ -91,6 +91,13 @@ def register(name: str, phi: Unit) -> None:
         raise UserError(f"unit name {name!r} is taken or not usable: choose another, without ':' or ','")
     if not callable(phi):
         raise UserError(f"unit {name!r} must be a function of a tensor, got {phi!r}")
+    if isinstance(phi, type):
+        raise UserError(f"unit {name!r} is a class, no function of a tensor: give an instance, {name}()")
+    if isinstance(phi, torch.nn.Module) and any(True for _ in phi.parameters()):
+        # They would be in no state_dict, move to no device and never be trained.
+        raise UserError(
+            f"unit {name!r} has parameters of its own, which a unit cannot hold: use lp:N to learn one"
+        )
     ELEMENTWISE[name] = phi
 
 

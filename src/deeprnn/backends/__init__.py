@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -125,6 +126,16 @@ def why_not(
     return load(name).why_not(spec, torch.device(device), dtype, 1, 1, precision=precision)
 
 
+def autocasts(device: str) -> bool:
+    """Whether autocast is on for a device; the meta device, which only knows shapes, has none."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def without_autocast(device: str) -> AbstractContextManager:
+    """Inside, products run in the types they are given: the state keeps its own."""
+    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+
+
 def unroll(
     A: Tensor,
     h0: Tensor,
@@ -141,10 +152,10 @@ def unroll(
     Under autocast the products may run in bf16 where the backend can, but the state keeps its type.
     """
     device, dtype = A.device.type, W[0].dtype
-    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+    autocast = autocasts(device) and torch.get_autocast_dtype(device) == torch.bfloat16
     if precision == "auto":
         precision = "bf16" if autocast and device == "cuda" else "fp32"
-    with torch.autocast(device, enabled=False):
+    with without_autocast(device):
         A, h0 = A.to(dtype), h0.to(dtype)
         if backend == "auto":
             backend = _outside_choice() or choose(spec, device, dtype, precision)
@@ -172,7 +183,7 @@ def _outside_choice() -> str | None:
 
 def unroll_with(A: Tensor, h0: Tensor, W: Sequence[Tensor], *rest) -> tuple[Tensor, Tensor]:
     """`reference.unroll_with`: units or masks that no faster backend has; a scan while exporting."""
-    with torch.autocast(A.device.type, enabled=False):
+    with without_autocast(A.device.type):
         A, h0 = A.to(W[0].dtype), h0.to(W[0].dtype)
         if torch.compiler.is_exporting():
             return scan.unroll_with(A, h0, W, *rest[:4])
