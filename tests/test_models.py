@@ -368,6 +368,7 @@ def test_vectors_for_a_symbol_model_are_refused():
         ((torch.zeros(B, H),), "state"),
         ((torch.zeros(B, H + 1), torch.zeros(B, H)), "state"),
         ((torch.zeros(B + 1, H), torch.zeros(B, H)), "state"),
+        ((None, torch.zeros(B, H)), "state.*NoneType"),
     ],
 )
 def test_a_wrong_state_is_named(state, words):
@@ -378,10 +379,10 @@ def test_a_wrong_state_is_named(state, words):
         net.step(torch.zeros(B, I), state)
 
 
-@pytest.mark.parametrize("reset", [torch.zeros(B, T, dtype=torch.bool), torch.zeros(T, B)])
+@pytest.mark.parametrize("reset", [torch.zeros(B, T, dtype=torch.bool), torch.zeros(T, B), [[True] * B] * T])
 def test_wrong_reset_marks_are_named(reset):
     net = deeprnn.rnn(**SIZES)
-    with pytest.raises(ValueError, match="reset"):
+    with pytest.raises((ValueError, TypeError), match="reset"):
         net(torch.zeros(T, B, I), reset=reset)
 
 
@@ -395,12 +396,40 @@ def test_wrong_reset_marks_are_named(reset):
         ({"shortcut": "both"}, "shortcut"),
         ({"input_to": "middle"}, "input_to"),
         ({"output": "gaussian"}, "output"),
+        ({"intermediate": None}, "size.*None"),
+        ({"output_hidden": "12"}, "size.*'12'"),
+        ({"dropout": 0.3}, r"dropout.*Dropout\(output=0.5\).*0.3"),
+        ({"init": {"input_std": 1}}, "init must be an InitSpec"),
         ({"output_shortcut": True}, "shortcut"),
     ],
 )
 def test_wrong_sizes_and_words_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         deeprnn.rnn(**{**SIZES, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"intermediate_size": 3}, "intermediate_size is for.*dt_rnn"),
+        ({"dropuot": None}, "'dropuot'.*did you mean 'dropout'"),
+    ],
+)
+def test_a_setting_that_no_model_has_is_named(options, words):
+    with pytest.raises(TypeError, match=words):
+        deeprnn.rnn(**SIZES, **options)
+
+
+def test_as_many_levels_as_sizes_and_no_contradiction():
+    assert len(deeprnn.stacked_rnn(**{**SIZES, "hidden_size": (3, 4, 5)}).levels) == 3
+    with pytest.raises(ValueError, match="num_levels=2, but hidden_size lists 3"):
+        deeprnn.stacked_rnn(**{**SIZES, "hidden_size": (3, 4, 5)}, num_levels=2)
+
+
+def test_shapes_come_from_the_meta_device():
+    net = deeprnn.dots_rnn(**SIZES, intermediate_size=3, output_hidden_size=4, device="meta")
+    assert net(torch.empty(T, B, I, device="meta"))[0].shape == (T, B, net.spec.output_size)
+    assert net.step(torch.empty(B, I, device="meta"))[0].shape == (B, net.spec.output_size)
 
 
 @pytest.mark.parametrize("options", [{"num_levels": 0}, {"hidden_size": ()}, {"num_levels": 1.5}])

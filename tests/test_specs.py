@@ -123,12 +123,18 @@ def test_the_thing_the_value_and_the_remedy_are_named(make, words):
         ({"levels": [{"input_size": 2}]}, "PlusSpec: field 'hidden_size' is missing"),
         ({"levels": [{"input_size": 2, "hidden_size": 3, "depth": 2}]}, "unknown field 'depth'"),
         ({"predict": {}}, "PredictSpec: field 'input_size' is missing"),
+        ({"predict": 3}, "PredictSpec: a table of named fields"),
+        ({"levels": 3}, "levels must be a list"),
+        ({"levels": [3]}, "PlusSpec: a table of named fields"),
+        ({"dropout": 0.5}, "Dropout: a table of named fields"),
     ],
 )
 def test_data_that_is_no_spec_is_refused(change, words):
     data = assemble(input_size=2, output_size=3, hidden_sizes=(4,)).to_dict()
     with pytest.raises(UserError, match=words):
         ModelSpec.from_dict({**data, **change})
+    with pytest.raises(UserError, match="model: a table of named fields"):
+        ModelSpec.from_dict([data])  # type: ignore[arg-type]
 
 
 def test_symbols_follow_the_kind_of_output_unless_told():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor, nn
@@ -79,12 +81,14 @@ class SequenceModel(nn.Module):
         if state is None:
             return self.initial_state(batch)
         want = [(batch, level.spec.hidden_size) for level in self.levels]
-        got = [tuple(h.shape) for h in state]
+        got = [tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__ for h in state]
         if got != want:
             raise ValueError(f"state must hold one (B, H) tensor per level, {want}, got {got}")
         return tuple(state)
 
     def _check_reset(self, reset: Tensor | None, x: Tensor) -> None:
+        if reset is not None and not isinstance(reset, Tensor):
+            raise TypeError(f"reset must be a Tensor of bool marks, got {type(reset).__name__}")
         if reset is not None and (reset.dtype != torch.bool or reset.shape != x.shape[:2]):
             raise ValueError(
                 f"reset must be bool marks of shape (T, B) = {tuple(x.shape[:2])}, got {reset.dtype} of "
@@ -155,6 +159,8 @@ def build(
     spec: ModelSpec, init: InitSpec | None = None, seed: int | None = None, device=None, dtype=None
 ) -> SequenceModel:
     """Assemble and initialise a model; the same seed gives the same weights on every device."""
+    if not isinstance(init, InitSpec | None):
+        raise UserError(f"init must be an InitSpec, such as deeprnn.init.MUSIC, or None, got {init!r}")
     model = SequenceModel(spec, device, dtype, initialise=False)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     initialisation.initialise(model, init or default_init(spec), generator)
@@ -216,10 +222,23 @@ def assemble(
 
 def sizes(value: int | Sequence[int]) -> tuple[int, ...]:
     """One width or several."""
-    return (value,) if isinstance(value, int) else tuple(value)
+    if isinstance(value, int):
+        return (value,)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise UserError(f"a size must be a whole number or a list of them, got {value!r}")
+    return tuple(value)
 
 
 def _make(init: InitSpec | None, seed: int | None, device, dtype, **settings) -> SequenceModel:
+    known = list(inspect.signature(assemble).parameters)
+    for name in settings:
+        if name in ("intermediate_size", "output_hidden_size"):
+            raise TypeError(f"{name} is for the builders of deep models: use dt_rnn, dts_rnn, do_rnn, dot_rnn, "
+                            "dots_rnn or stacked_dts_rnn")  # fmt: skip
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise TypeError(f"a model has no setting {name!r}{hint}: known are {', '.join(known)}")
     return build(assemble(**settings), init, seed, device, dtype)
 
 
@@ -266,12 +285,17 @@ def dots_rnn(*, output_hidden_size: int | Sequence[int], **options) -> SequenceM
 
 
 def stacked_rnn(
-    *, input_size: int, hidden_size: int | Sequence[int], output_size: int, num_levels: int = 2,
+    *, input_size: int, hidden_size: int | Sequence[int], output_size: int, num_levels: int | None = None,
     init=None, seed=None, device=None, dtype=None, **options,
 ) -> SequenceModel:  # fmt: skip
-    """sRNN: levels of recurrent states, each fed by the one below.  Fig. 2d."""
-    positive("stacked_rnn", num_levels=num_levels)
-    hidden = (hidden_size,) * num_levels if isinstance(hidden_size, int) else tuple(hidden_size)
+    """sRNN: levels of recurrent states (2, or as many as `hidden_size` lists), each fed by the one below.  Fig. 2d."""
+    levels = 2 if num_levels is None else num_levels
+    positive("stacked_rnn", num_levels=levels)
+    hidden = (hidden_size,) * levels if isinstance(hidden_size, int) else sizes(hidden_size)
+    if num_levels is not None and len(hidden) != num_levels:
+        raise UserError(
+            f"stacked_rnn: num_levels={num_levels}, but hidden_size lists {len(hidden)}: give one of them"
+        )
     return _make(init, seed, device, dtype, input_size=input_size, output_size=output_size,
                  hidden_sizes=hidden, **options)  # fmt: skip
 

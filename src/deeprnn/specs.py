@@ -180,6 +180,10 @@ class ModelSpec:
         one_of("model", "input_to_levels", self.input_to_levels, ("first", "all"))
         if not self.levels:
             raise UserError("model: at least one level is needed")
+        if not isinstance(self.dropout, Dropout):
+            raise UserError(
+                f"model: dropout must be a Dropout, such as Dropout(output=0.5), got {self.dropout!r}"
+            )
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -218,11 +222,21 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
         """Read what `to_dict` wrote; unknown keys are errors."""
-        data = dict(data)
-        levels = tuple(read(PlusSpec, level) for level in data.pop("levels", ()))
+        data = dict(mapping("model", data))
+        levels = data.pop("levels", ())
+        if not isinstance(levels, (list, tuple)):
+            raise UserError(f"model: levels must be a list of tables, got {levels!r}")
+        levels = tuple(read(PlusSpec, level) for level in levels)
         predict = read(PredictSpec, data.pop("predict", {}))
         dropout = read(Dropout, data.pop("dropout", {}))
         return read(cls, {**data, "levels": levels, "predict": predict, "dropout": dropout})
+
+
+def mapping(owner: str, data: Any) -> dict[str, Any]:
+    """The data itself, refused where it is no table of named fields."""
+    if not isinstance(data, dict):
+        raise UserError(f"{owner}: a table of named fields is expected, got {data!r}")
+    return data
 
 
 def as_tuple(spec: object, *names: str) -> None:
@@ -245,7 +259,7 @@ def positive_each(spec: object, owner: str, *names: str) -> None:
 def read(cls: type[T], data: dict[str, Any]) -> T:
     """Make a dataclass from plain data; an unknown key is an error that lists the known ones."""
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    for key in data:
+    for key in mapping(cls.__name__, data):
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
