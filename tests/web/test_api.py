@@ -16,7 +16,7 @@ from deeprnn.render import midi_bytes
 from deeprnn.runs import load_run
 from deeprnn.web.limits import Limits
 from tests.web.conftest import client_of, ids
-from tests.web.runs import TEXT
+from tests.web.runs import TEXT, write_run
 
 CHORD = [[27, 39, 43, 46]]
 
@@ -280,6 +280,21 @@ def test_text_continues_as_generate_does(client: TestClient, folder: Path) -> No
     assert " ".join(drawn).replace("<eos>", "\n").split() == "".join(want).split()
 
 
+def test_letters_go_on_without_the_sign_for_unknown_ones(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "letters", "char")
+    vocabulary = json.loads((run / "vocabulary.json").read_text())
+    vocabulary[vocabulary.index("e")] = "<unk>"  # as training does with letters of the other splits
+    (run / "vocabulary.json").write_text(json.dumps(vocabulary))
+    wish = {"text": "", "length": 300, "seed": 1, "temperature": 1.0}
+    with client_of(tmp_path) as client:
+        parts = lines(post(client, "letters", "continue", wish))
+    drawn = [token["t"] for part in parts[1:-1] for token in part["tokens"]]
+    assert len(drawn) == 300
+    assert "<unk>" not in drawn
+    wanted = load_run(run).generate(length=300, seed=1)
+    assert "".join(drawn) == wanted[0]
+
+
 # Refusals
 
 
@@ -313,6 +328,7 @@ def test_what_is_not_a_json_object_is_refused(client: TestClient, body: bytes) -
         ({"temperature": "hot"}, "temperature"),
         ({"seed": -1}, "seed"),
         ({"seed": 10**30}, "seed"),
+        ({"temperature": 10**400}, "temperature"),
         ({"max_notes": 0}, "max_notes"),
     ],
 )
@@ -413,8 +429,6 @@ def test_a_run_without_parameters_says_when(client: TestClient) -> None:
 
 
 def test_damaged_parameters_are_named_without_their_path(tmp_path: Path) -> None:
-    from tests.web.runs import write_run
-
     run = write_run(tmp_path / "bad")
     (run / "best.safetensors").write_bytes(b"nonsense")
     with client_of(tmp_path) as client:

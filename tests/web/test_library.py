@@ -93,7 +93,7 @@ def test_broken_files_are_listed_not_raised(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "run.json").write_text("{")
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "run.json").write_text('{"data": 3, "result": [], "model": "x"}')
+    (tmp_path / "b" / "run.json").write_text('{"data": 3, "result": [], "model": "x", "parameters": "many"}')
     (tmp_path / "b" / "metrics.jsonl").write_text(
         '{"epoch": 1, "valid": NaN}\nnot json\n[1]\n{"epoch": 2, "val'
     )
@@ -101,6 +101,7 @@ def test_broken_files_are_listed_not_raised(tmp_path: Path) -> None:
     found = {e.summary["name"]: e for e in library.entries()}
     assert found["a"].summary["status"] == "unreadable"
     assert found["b"].summary["status"] == "unknown"
+    assert found["b"].summary["parameters"] is None
     assert library.metrics(found["b"]) == [{"epoch": 1, "valid": None}]
 
 

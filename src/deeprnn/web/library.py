@@ -149,7 +149,7 @@ def summarise(info: dict[str, Any], rows: list[dict[str, Any]], playable: bool) 
         "kind": kind,
         "data": str(data.get("name") or ""),
         "label": str(info.get("label") or ""),
-        "parameters": info.get("parameters"),
+        "parameters": info["parameters"] if _finite(info.get("parameters")) else None,
         "seed": info.get("seed"),
         "metric": str(info.get("metric") or ""),
         "paper": info.get("paper"),

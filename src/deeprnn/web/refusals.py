@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import anyio
@@ -86,10 +85,10 @@ class Fields:
     def number(self, name: str, low: float, high: float, default: float) -> float:
         """A number within bounds."""
         value = self._values.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise Refusal(422, f"{name} must be a number, not {_show(value)}")
         if not low <= value <= high:
-            raise Refusal(422, f"{name}={value:g} is out of reach: choose {low:g} to {high:g}")
+            raise Refusal(422, f"{name}={_show(value)} is out of reach: choose {low:g} to {high:g}")
         return float(value)
 
     def whole(self, name: str, low: int, high: int, default: int) -> int:

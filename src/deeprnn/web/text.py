@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from deeprnn.data.text import word_symbols
-from deeprnn.generate import encode_primer, start_symbol
+from deeprnn.generate import encode_primer, never, start_symbol, symbol_ids
 from deeprnn.sampling import Pick, stream, symbol_picker
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Fields, Refusal
@@ -44,7 +44,8 @@ def continuation(loaded: Loaded, fields: Fields, limits: Limits) -> Iterator[dic
     top_k = fields.whole("top_k", 0, 100_000, 0) or None
     seed = fields.whole("seed", 0, 2**53, 0)
     given = torch.tensor(ids or [start_symbol(loaded.vocabulary)])
-    pick = _with_chances(symbol_picker(temperature, top_k, None, []))
+    avoid = symbol_ids(never(loaded.vocabulary, loaded.kind), loaded.vocabulary)
+    pick = _with_chances(symbol_picker(temperature, top_k, None, avoid))
     steps = stream(loaded.model, given, length, 1, seed, 1, pick)
     return _chunks(loaded, symbols, ids, steps)
 
