@@ -120,6 +120,16 @@ def test_unknown_fields_are_named_with_the_nearest(tmp_path):
         ("optimiser", 3, r"unknown recipe field 'optimiser'"),
         ("optimiser.rate.x", 3, r"unknown recipe field 'optimiser.rate.x'"),
         ("regulariser.dropout_output", 1.0, "below 1"),
+        ("regulariser.weight_noise", float("inf"), "weight_noise must be not negative and finite, got inf"),
+        ("schedule.beta", 0.0, "schedule.beta must be above zero"),
+        ("schedule.factor", 0.5, "schedule.factor must be at least 1"),
+        ("optimiser.betas", [2.0, 3.0], "optimiser.betas must be two numbers, at least 0 and below 1"),
+        ("optimiser.momentum", 1.5, "optimiser.momentum must be at least 0 and below 1"),
+        ("init.output_bias", float("nan"), "init.output_bias must be finite"),
+        ("save.seconds", -1.0, "save.seconds must be not negative"),
+        ("data.order_seed", -1, "data.order_seed must be not negative"),
+        ("seeds", [2**70], "below 2"),
+        ("rates", [1.0, 1.00000001], "rates must differ"),
     ],
 )
 def test_ill_typed_and_ill_chosen_values(name, value, message):
@@ -129,6 +139,21 @@ def test_ill_typed_and_ill_chosen_values(name, value, message):
 
     with pytest.raises(UserError, match=message):
         use()
+
+
+def test_members_with_orders_of_their_own_have_one_lane():
+    changes = {"seeds": [1, 2], "data.order": "own", "data.lanes": 4}
+    with pytest.raises(UserError, match=r"data.order='own' in a population needs data.lanes=1, got 4"):
+        override(Recipe(), changes)
+    assert override(Recipe(), {**changes, "seeds": [1]}).data.lanes == 4
+
+
+def test_any_name_can_be_written(tmp_path):
+    path = tmp_path / "recipe.toml"
+    for name in ("🎵 songs", 'a "b" \\ c', "tab\there\x7f"):
+        recipe = override(Recipe(), {"data.name": name})
+        path.write_text(to_toml(recipe), encoding="utf-8")
+        assert load_recipe(path) == recipe
 
 
 def test_a_resolved_recipe_is_written_whole_and_reads_back_equal(tmp_path):

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from deeprnn.errors import UserError
 from deeprnn.init import InitSpec
 from deeprnn.models import assemble
+from deeprnn.recipe import ranges
 from deeprnn.recipe.fields import read, unknown
 from deeprnn.specs import Dropout, ModelSpec
 
@@ -221,7 +222,7 @@ class Recipe:
     """a grid: every seed at every one of these rates, in place of optimiser.rate"""
 
     def __post_init__(self) -> None:
-        _check_ranges(self)
+        ranges.check(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for TOML or JSON."""
@@ -231,39 +232,6 @@ class Recipe:
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
         """Read plain data; unknown and ill-typed fields are errors."""
         return read(cls, data)
-
-
-def _check_ranges(recipe: Recipe) -> None:
-    at_least_one = {
-        "data.chunk": recipe.data.chunk,
-        "data.lanes": recipe.data.lanes,
-        "evaluation.chunk": recipe.evaluation.chunk,
-        "evaluation.width": recipe.evaluation.width,
-        "evaluation.streams": recipe.evaluation.streams,
-    }
-    for name, value in at_least_one.items():
-        if value < 1:
-            raise UserError(f"{name} must be at least 1, got {value}")
-    not_negative = {
-        "optimiser.clip": recipe.optimiser.clip,
-        "regulariser.weight_noise": recipe.regulariser.weight_noise,
-        "stop.patience": recipe.stop.patience,
-        "stop.epochs": recipe.stop.epochs,
-        "stop.minutes": recipe.stop.minutes,
-        "schedule.patience": recipe.schedule.patience,
-    }
-    for name, value in not_negative.items():
-        if not value >= 0:
-            raise UserError(f"{name} must not be negative, got {value}")
-    for rate in (recipe.optimiser.rate, *recipe.rates):
-        if not 0 < rate < float("inf"):
-            raise UserError(f"optimiser.rate must be above zero and finite, got {rate}")
-    if not recipe.seeds or len(set(recipe.seeds)) != len(recipe.seeds) or min(recipe.seeds) < 0:
-        raise UserError(f"seeds must be distinct and not negative, got {list(recipe.seeds)}")
-    if recipe.schedule.name == "cosine" and not recipe.stop.epochs:
-        raise UserError("schedule.name='cosine' needs stop.epochs: the rate reaches its floor there")
-    if len(recipe.optimiser.betas) != 2:
-        raise UserError(f"optimiser.betas must be two numbers, got {list(recipe.optimiser.betas)}")
 
 
 # ---- changing
@@ -337,10 +305,15 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 def to_toml(recipe: Recipe) -> str:
     """The resolved recipe as TOML, every field written out."""
     data = recipe.to_dict()
-    plain = [f"{k} = {json.dumps(v)}" for k, v in data.items() if not isinstance(v, dict)]
+    plain = [f"{k} = {_toml_value(v)}" for k, v in data.items() if not isinstance(v, dict)]
     tables = [
-        f"\n[{name}]\n" + "\n".join(f"{k} = {json.dumps(v)}" for k, v in table.items())
+        f"\n[{name}]\n" + "\n".join(f"{k} = {_toml_value(v)}" for k, v in table.items())
         for name, table in data.items()
         if isinstance(table, dict)
     ]
     return "\n".join([*plain, *tables]) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    # JSON's own escapes would write an emoji as two surrogates, which TOML does not know.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
