@@ -162,6 +162,8 @@ def test_no_server_at_all(tmp_path, monkeypatch):
 def test_only_web_addresses_are_fetched(tmp_path):
     with pytest.raises(UserError, match="only http and https"):
         download.fetch("file:///etc/hostname", tmp_path / "file", DIGEST)
+    with pytest.raises(UserError, match="only http and https"):
+        download.fetch("http://[", tmp_path / "file", DIGEST)
 
 
 def test_more_bytes_than_the_limit_are_not_taken(server, tmp_path, monkeypatch):

@@ -215,6 +215,79 @@ def test_refusals(tmp_path):
         load(fill(tmp_path / "mats", {"a.mat": b"", "b.mat": b""}))
     with pytest.raises(UserError, match="kind='tune'"):
         load(tmp_path, kind="tune")
+    with pytest.raises(UserError, match="minimum=0"):
+        load(tmp_path, minimum=0)
+    with pytest.raises(UserError, match="'~nobody-of-that-name/a' is neither"):
+        load("~nobody-of-that-name/a")
+
+
+def test_what_is_no_file_is_skipped_with_the_reason(tmp_path):
+    folder = fill(tmp_path / "songs", {"a.mid": song(60), ".git/b.mid": song(61)})
+    fill(tmp_path / "elsewhere", {"c.mid": song(62)})
+    (folder / "gone.mid").symlink_to(tmp_path / "absent")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(folder / "pipe.mid")  # must not be waited on
+    _, report = import_path(folder)
+    skipped = {file.path: file.reason for file in report.files if not file.accepted}
+    assert set(skipped) == {"gone.mid", "link", "pipe.mid"}
+    assert "link to a folder" in skipped["link"]
+    with pytest.raises(UserError, match="neither a file nor a folder"):
+        import_path(folder / "pipe.mid")
+
+
+def test_a_folder_that_cannot_be_listed_is_reported(tmp_path, monkeypatch):
+    folder = fill(tmp_path, {"a.mid": song(60), "closed/b.mid": song(61)})
+    listing = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    _, report = import_path(folder)
+    assert reports(report)["closed"].reason == "its files cannot be listed: Permission denied"
+
+
+def test_a_file_that_cannot_be_read_says_so(tmp_path, monkeypatch):
+    path = fill(tmp_path, {"book": b"some text"}) / "book"
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    with pytest.raises(UserError, match=r"cannot read .*book: Permission denied"):
+        import_path(path)
+
+
+@pytest.mark.parametrize("kind", ["char", "word"])
+def test_a_text_of_one_line_is_cut_between_words(tmp_path, kind):
+    words = [f"word{i}" for i in range(100)]
+    data, report = import_path(fill(tmp_path, {"a.txt": " ".join(words).encode()}) / "a.txt", Options(kind))
+    assert report.warnings == []
+    assert report.files[0].split == "all three, cut at words"
+    texts = [data.decode(ids) if kind == "char" else "" for ids in data.splits.values()]
+    if kind == "char":
+        assert "".join(texts).split() == words, "nothing lost, no word torn apart"
+    else:
+        assert [len(ids) for ids in data.splits.values()] == [91, 5, 4]
+
+
+def test_a_text_without_spaces_is_cut_by_characters(tmp_path):
+    data, _ = import_path(fill(tmp_path, {"a.txt": b"ACGT" * 25}) / "a.txt")
+    assert [len(ids) for ids in data.splits.values()] == [90, 5, 5]
+
+
+def test_utf_16_is_named(tmp_path):
+    _, report = import_path(fill(tmp_path, {"a.txt": b"text", "b.txt": "text".encode("utf-16")}))
+    assert reports(report)["b.txt"].reason == "it is UTF-16 text: save it as UTF-8"
+
+
+def test_songs_without_frames_leave_a_split_empty(tmp_path):
+    content = json.dumps({"train": [[[60]]], "valid": [[]], "test": []}).encode()
+    _, report = import_path(fill(tmp_path, {"a.json": content}) / "a.json")
+    assert ["valid" in w or "test" in w for w in report.warnings] == [True, True]
 
 
 def test_all_files_together_obey_the_limit(tmp_path, monkeypatch):

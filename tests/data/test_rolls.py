@@ -112,6 +112,20 @@ def test_npz_refusals(tmp_path):
             npz_bytes(**{s: np.zeros((2, 88), np.uint8) for s in LENGTHS}, train_len=np.array([3])),
             "sums to 3",
         ),
+        "wrap.npz": (  # lengths whose sum in 64 bits is 2 again
+            npz_bytes(
+                **{s: np.zeros((2, 88), np.uint8) for s in LENGTHS}, train_len=np.array([2**63 - 1] * 2 + [4])
+            ),
+            "sums to 18,446,744,073,709,551,618",
+        ),
+        "grid.npz": (
+            npz_bytes(
+                **{s: np.zeros((1, 88), np.uint8) for s in LENGTHS},
+                **{f"{s}_len": np.array([1]) for s in LENGTHS},
+                grid=np.array([0, 21, 108]),
+            ),
+            "grid.npz: steps_per_beat=0",
+        ),
         "ids.npz": (
             npz_bytes(
                 **{s: np.array([7]) for s in LENGTHS}, vocabulary=np.array(["a"]), kind=np.array("char")
@@ -219,7 +233,11 @@ def test_the_size_limit_and_its_override(tmp_path, monkeypatch):
     monkeypatch.setenv("DEEPRNN_MAX_BYTES", "2000")
     assert load(path).splits["train"].frames == 1
     monkeypatch.setenv("DEEPRNN_MAX_BYTES", "many")
-    with pytest.raises(UserError, match="not a whole number"):
+    with pytest.raises(UserError, match="DEEPRNN_MAX_BYTES='many' is not a whole number"):
+        load(path)
+    monkeypatch.delenv("DEEPRNN_MAX_BYTES")
+    monkeypatch.setenv("DEEPRNN_MAX_FRAMES", "few")
+    with pytest.raises(UserError, match="DEEPRNN_MAX_FRAMES='few' is not a whole number"):
         load(path)
 
 

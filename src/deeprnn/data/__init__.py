@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def load(name_or_path: str | Path, **options: object) -> MusicData | TextData:
         return _call(load_bach, name, name, options)
     if name in sources.SOURCES:
         return _call(_BY_KIND[sources.SOURCES[name].kind], name, name, options)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # unlike Path's own, it leaves a home that nobody has as it is
     if not path.exists():
         raise UserError(f"{name!r} is neither a data set ({', '.join(names())}) nor a file or folder")
     return _call(_load_path, name, path, options)

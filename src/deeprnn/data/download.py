@@ -62,7 +62,7 @@ def fetch(url: str, place: Path, sha256: str, *, progress: Progress | None = Non
     A broken connection is continued from the byte it broke at, after a pause that doubles each time. What
     was received stays in `<place>.part` for the next call.
     """
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+    if not _is_web_address(url):
         raise UserError(f"cannot download {url}: only http and https addresses are fetched")
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(place.name + ".part")
@@ -83,6 +83,13 @@ def fetch(url: str, place: Path, sha256: str, *, progress: Progress | None = Non
         f"could not download {url} in {RETRIES + 1} attempts: {reason}. "
         f"Try again later, or put the file at {place} yourself"
     )
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        return urllib.parse.urlsplit(url).scheme in ("http", "https")
+    except ValueError:  # a bracket that opens no address
+        return False
 
 
 def _continue(url: str, part: Path, progress: Progress | None) -> None:

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
+from deeprnn.data.files import files_below
 from deeprnn.data.limits import check_bytes, read_bytes
 from deeprnn.data.midi import SUFFIXES as MIDI
 from deeprnn.data.midi import midi_bytes_to_song
 from deeprnn.data.music import SPLITS, Grid, MusicData, Songs
 from deeprnn.data.quantise import Losses, to_common_tonic
 from deeprnn.data.rolls import READERS
-from deeprnn.data.splitting import duplicates_across_splits, named_split, split_all
+from deeprnn.data.splitting import cut_in_order, duplicates_across_splits, ended, named_split, split_all
 from deeprnn.data.text import TextData, text_data
 from deeprnn.errors import UserError
 
 TEXT = (".txt", ".text", ".md")
-LINE_SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
 
 
 @dataclass
@@ -84,12 +84,17 @@ def import_path(path: Path, options: Options | None = None) -> tuple[MusicData |
         raise UserError(f"kind={options.kind!r} is unknown: use auto, music, char or word")
     if path.is_file() and path.suffix.lower() in READERS:
         return _with_own_splits(path, options)
-    found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    if options.minimum < 1:
+        raise UserError(f"minimum={options.minimum} is no count of a symbol: use at least 1")
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"{path} is neither a file nor a folder")
+    found, others = ([path], []) if path.is_file() else files_below(path)
     paths = [p for p in found if not _is_hidden(p, path)]
-    if not paths:
+    if not paths and not others:
         raise UserError(f"{path} holds no files")
     music = _is_music(paths, options.kind)
     items, report = _read_all(path, paths, music, options)
+    report.files += [FileReport(_shown(p, path), False, why) for p, why in others if not _is_hidden(p, path)]
     if not items:
         raise UserError(_nothing_accepted(path, report, music))
     if len(found) > len(paths):
@@ -99,9 +104,9 @@ def import_path(path: Path, options: Options | None = None) -> tuple[MusicData |
     name = path.resolve().stem
     if music:
         return _music_of(name, items, options.grid or Grid(), report), report
-    parts = _text_parts(items)
-    if len(items) == 1:
-        next(file for file in report.files if file.accepted).split = "all three, cut at line ends"
+    parts, where = _text_parts(items)
+    if where:
+        next(file for file in report.files if file.accepted).split = f"all three, cut at {where}"
     kind = "char" if options.kind == "auto" else options.kind
     data = text_data(name, kind, parts, minimum=options.minimum)
     _warn_of_empty({split: len(ids) for split, ids in data.splits.items()}, report)
@@ -127,8 +132,11 @@ def _is_music(paths: Sequence[Path], kind: str) -> bool:
 
 
 def _begins_as_midi(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"MThd"
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"MThd"
+    except OSError:  # reading it as text will say why
+        return False
 
 
 def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) -> tuple[list[_Item], Report]:
@@ -186,12 +194,14 @@ def _read_song(data: bytes, entry: FileReport, options: Options) -> np.ndarray:
 
 
 def _read_text(data: bytes) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UserError("it is UTF-16 text: save it as UTF-8")
     if b"\0" in data:
         raise UserError("it holds zero bytes, so it is no plain text")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"it is not UTF-8 text (byte {error.start})") from None
+        raise UserError(f"it is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
     if not text.strip():
         raise UserError("it is empty")
     return text.replace("\r\n", "\n")
@@ -236,32 +246,24 @@ def _music_of(name: str, items: list[_Item], grid: Grid, report: Report) -> Musi
     return MusicData(name, splits, grid, names)
 
 
-def _text_parts(items: list[_Item]) -> dict[str, str]:
-    """The text of each split; a single file is cut at line ends, 90 : 5 : 5, in its own order."""
-    if len(items) > 1:
-        return {s: "".join(_ended(str(i.content)) for i in items if i.split == s) for s in SPLITS}
-    lines = _ended(str(items[0].content)).splitlines(keepends=True)
-    first = round(LINE_SHARES["train"] * len(lines))
-    second = round((LINE_SHARES["train"] + LINE_SHARES["valid"]) * len(lines))
-    cuts = {"train": lines[:first], "valid": lines[first:second], "test": lines[second:]}
-    return {split: "".join(cuts[split]) for split in SPLITS}
-
-
-def _ended(text: str) -> str:
-    return text if text.endswith("\n") else text + "\n"
+def _text_parts(items: list[_Item]) -> tuple[dict[str, str], str]:
+    """The text of each split; a single file is cut into three, and where is told."""
+    if len(items) == 1:
+        return cut_in_order(str(items[0].content))
+    return {s: "".join(ended(str(i.content)) for i in items if i.split == s) for s in SPLITS}, ""
 
 
 def _with_own_splits(path: Path, options: Options) -> tuple[MusicData | TextData, Report]:
     data = READERS[path.suffix.lower()](path, grid=options.grid)
     if options.kind not in ("auto", data.kind):
         raise UserError(f"{path} holds {data.kind} data: it cannot be read as {options.kind}")
-    size = sum(s.frames if isinstance(s, Songs) else len(s) for s in data.splits.values())
-    report = Report([FileReport(path.name, accepted=True, split="its own", size=size)])
+    sizes = {k: s.frames if isinstance(s, Songs) else len(s) for k, s in data.splits.items()}
+    report = Report([FileReport(path.name, accepted=True, split="its own", size=sum(sizes.values()))])
     if isinstance(data, MusicData):
         if options.transpose:
             _transpose(data, report)
         report.duplicates = duplicates_across_splits(data)
-    _warn_of_empty({split: len(content) for split, content in data.splits.items()}, report)
+    _warn_of_empty(sizes, report)
     return data, report
 
 

@@ -16,13 +16,15 @@ MAX_FRAMES = 1_000_000
 
 def byte_limit() -> int:
     """The limit in force: `DEEPRNN_MAX_BYTES`, or 512 MiB."""
-    text = os.environ.get("DEEPRNN_MAX_BYTES", "")
-    if not text:
-        return MAX_BYTES
+    return _from_environment("DEEPRNN_MAX_BYTES", MAX_BYTES, "bytes")
+
+
+def _from_environment(variable: str, default: int, what: str) -> int:
+    text = os.environ.get(variable, "")
     try:
-        return int(text)
+        return int(text) if text else default
     except ValueError:
-        raise UserError(f"DEEPRNN_MAX_BYTES={text!r} is not a whole number of bytes") from None
+        raise UserError(f"{variable}={text!r} is not a whole number of {what}") from None
 
 
 def check_bytes(size: int, what: str) -> None:
@@ -45,7 +47,7 @@ def read_bytes(path: Path) -> bytes:
 
 def check_frames(count: int, what: str) -> None:
     """Refuse a song beyond `MAX_FRAMES` (or `DEEPRNN_MAX_FRAMES`) steps."""
-    limit = int(os.environ.get("DEEPRNN_MAX_FRAMES") or MAX_FRAMES)
+    limit = _from_environment("DEEPRNN_MAX_FRAMES", MAX_FRAMES, "grid steps")
     if count > limit:
         raise UserError(
             f"{what} spans {count:,} grid steps, more than the limit of {limit:,}: "

@@ -62,7 +62,10 @@ def load_npz(path: Path, name: str | None = None, grid: Grid | None = None) -> M
             frames = _table(found, split, path)
         splits[split] = _cut(frames, found, split, path)
     if grid is None and "grid" in found:
-        grid = Grid(*(int(v) for v in _numbers(found["grid"], path).ravel()[:3]))
+        try:
+            grid = Grid(*(int(v) for v in _numbers(found["grid"], path).ravel()[:3]))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
     data = from_rolls(name, splits, path, grid)
     for split in SPLITS:
         titles = [str(title) for title in found.get(f"{split}_names", np.array([])).ravel()]
@@ -188,8 +191,9 @@ def _cut(frames: np.ndarray, found: Mapping[str, np.ndarray], split: str, path: 
     key = f"{split}_lengths" if f"{split}_lengths" in found else f"{split}_len"
     _require([key], found, path)
     lengths = _numbers(found[key], path).ravel().astype(np.int64)
-    if (lengths < 0).any() or int(lengths.sum()) != len(frames):
-        raise UserError(f"{path}: {key} sums to {int(lengths.sum()):,}, but there are {len(frames):,} frames")
+    total = sum(lengths.tolist())  # in Python's integers: numpy's would wrap around to any number wanted
+    if (lengths < 0).any() or total != len(frames):
+        raise UserError(f"{path}: {key} sums to {total:,}, but there are {len(frames):,} frames")
     return np.split(frames, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
