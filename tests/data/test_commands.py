@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from deeprnn.cli import main
-from deeprnn.data import load, sources
+from deeprnn.data import Grid, load, sources
+from deeprnn.data.show import roll_as_text
 from tests.data.makers import midi_file, note_track, npz_bytes
 from tests.helpers import benchmark_data
 
@@ -126,7 +127,26 @@ def test_show_draws_a_roll(capsys, songs, tmp_path):
     assert "  E4 ····████" in shown
     assert png.read_bytes().startswith(b"\x89PNG")
     found = run_json(capsys, "data", "show", str(songs), "--split", "test", "--json")
-    assert found["frames"][0] == [62]
+    assert found["shown"][0] == [62]
+    assert found["frames"] == {"train": 8, "valid": 8, "test": 8}
+
+
+def test_show_writes_the_image_where_it_was_asked_for(songs, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert main(["data", "show", str(songs), "--png", str(tmp_path / "roll")]) == 0
+    assert (tmp_path / "roll").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "folder").mkdir()
+    assert main(["data", "show", str(songs), "--png", str(tmp_path / "folder")]) == 2
+    assert not (tmp_path / "folder.png").exists()
+
+
+def test_a_roll_wider_than_the_screen_is_broken_into_systems():
+    roll = np.zeros((10, 88), np.uint8)
+    roll[0, 40] = roll[9, 41] = 1
+    whole = roll_as_text(roll, Grid())
+    assert whole.splitlines() == ["  D4 ·········█", " C#4 █·········"]
+    systems = roll_as_text(roll, Grid(), width=11).split("\n\n")
+    assert systems == ["  D4 ······\n C#4 █·····", "  D4 ···█\n C#4 ····"]
 
 
 def test_show_prints_text(capsys, tmp_path):
@@ -175,6 +195,7 @@ def test_a_bad_file_is_one_line_on_stderr_and_status_2(capsys, tmp_path, monkeyp
         (["data", "show", "nope"], "neither a data set"),
         (["data", "import", "absent"], "absent does not exist"),
         (["data", "import", ".", "--steps-per-beat", "0"], "steps_per_beat=0"),
+        (["data", "import", ".", "--max-megabytes", "-1"], "--max-megabytes -1"),
     ],
 )
 def test_mistakes_are_named(capsys, argv, message):

@@ -69,7 +69,7 @@ class DataGet:
             raise UserError(f"name the sets to download: {', '.join(SOURCES)}, or all")
         if "bach" in self.sets:
             raise UserError("bach needs no download: it comes with `pip install 'deeprnn[bach]'`")
-        for name in SOURCES if self.sets == ("all",) else self.sets:
+        for name in SOURCES if "all" in self.sets else self.sets:
             with DownloadBar(name) as progress:
                 results = get(name, progress=progress)
             for place, fresh in results:
@@ -120,13 +120,14 @@ class DataShow:
             roll_png(self.png, roll, grid, title)
         if self.json:
             frames = [[int(p) + grid.low for p in row.nonzero()[0]] for row in roll[: self.steps]]
-            self._print_json(data, {"title": title, "steps": len(roll), "frames": frames})
+            self._print_json(data, {"title": title, "steps": len(roll), "shown": frames})
             return
         shown = min(self.steps, len(roll))
         console().print(
             f"{title}\n{shown} of {len(roll)} steps, {grid.steps_per_beat} per beat", markup=False
         )
-        console().print(roll_as_text(roll, grid, self.steps), markup=False)
+        width = console().width if console().is_terminal else None
+        console().print(roll_as_text(roll, grid, self.steps, width), markup=False)
         if self.png:
             console().print(f"image: {self.png}", markup=False)
 
@@ -186,6 +187,8 @@ class DataImport:
         from deeprnn.data.importing import Options, import_path
         from deeprnn.data.rolls import save_npz
 
+        if self.max_megabytes is not None and self.max_megabytes < 1:
+            raise UserError(f"--max-megabytes {self.max_megabytes} must be at least 1")
         if self.max_megabytes is not None:
             os.environ["DEEPRNN_MAX_BYTES"] = str(self.max_megabytes * 2**20)
         given = (self.steps_per_beat, self.low, self.high)

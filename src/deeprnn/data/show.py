@@ -28,17 +28,24 @@ def choose_song(data: MusicData, split: str, index: int) -> np.ndarray:
     return songs[index]
 
 
-def roll_as_text(roll: np.ndarray, grid: Grid, width: int = 100) -> str:
-    """A piano roll in characters: a row per pitch between the lowest and highest, a column per step."""
-    shown = roll[:width]
+def roll_as_text(roll: np.ndarray, grid: Grid, steps: int = 100, width: int | None = None) -> str:
+    """A piano roll in characters: a row per pitch between the lowest and highest, a column per step.
+
+    Where the lines would be longer than `width`, the roll is broken into systems as sheet music is.
+    """
+    shown = roll[:steps]
     sounding = np.flatnonzero(shown.any(0))
     if not len(sounding):
         return "(silence)"
-    rows = []
-    for pitch in range(int(sounding[-1]), int(sounding[0]) - 1, -1):
-        line = "".join("█" if on else "·" for on in shown[:, pitch])
-        rows.append(f"{pitch_name(pitch + grid.low):>4} {line}")
-    return "\n".join(rows)
+    columns = len(shown) if width is None else max(1, width - 5)  # 5: the name of the pitch
+    pitches = range(int(sounding[-1]), int(sounding[0]) - 1, -1)
+    systems = []
+    for start in range(0, len(shown), columns):
+        part = shown[start : start + columns]
+        lines = ("".join("█" if on else "·" for on in part[:, pitch]) for pitch in pitches)
+        named = (f"{pitch_name(p + grid.low):>4} {line}" for p, line in zip(pitches, lines, strict=True))
+        systems.append("\n".join(named))
+    return "\n\n".join(systems)
 
 
 def text_sample(data: TextData, split: str, characters: int = 600) -> str:
@@ -69,6 +76,6 @@ def roll_png(path: Path, roll: np.ndarray, grid: Grid, title: str, steps: int = 
     axes.set_title(title + more, fontsize=10)
     axes.set_xlabel("beats")
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=120, format="png")  # by any name: a suffix would choose otherwise
     except (OSError, ValueError) as error:
         raise UserError(f"cannot write {path}: {error}") from error
