@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -195,6 +196,11 @@ def test_describe_knows_every_short_name(name):
         ({"model": "dots", "hidden": (3, 4)}, "one level"),
         ({"model": "rnn", "hidden": (0,)}, "at least 1"),
         ({"model": "rnn", "unit": "sigmod"}, "sigmoid"),
+        ({"model": "rnn", "levels": 3}, "--levels 3: rnn has one level"),
+        ({"model": "srnn", "levels": 2, "hidden": (3, 4, 5)}, "--levels 2: --hidden gives 3"),
+        ({"model": "srnn", "levels": 0}, "--levels 0"),
+        ({"model": "srnn", "levels": -1}, "--levels -1"),
+        ({"table1": True, "svg": Path("x.svg")}, "draws nothing"),
     ],
 )
 def test_describe_says_what_is_wrong(options, words):
@@ -202,7 +208,25 @@ def test_describe_says_what_is_wrong(options, words):
         describe(**options).run()
 
 
-def test_describe_reads_a_run(tmp_path, capsys):
-    (tmp_path / "run.json").write_text(json.dumps({"model": FAMILY["dts"].to_dict()}))
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"model": 3}', b'{"model": {}}', b"\xff\xfe"])
+def test_describe_refuses_a_damaged_run(tmp_path, content):
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(UserError):
+        describe(model=str(tmp_path)).run()
+
+
+def test_describe_counts_levels_and_names_what_lp_units_learn(capsys):
+    assert describe(model="srnn", levels=3, hidden=(5,), unit="lp:2").run() == 0
+    shown = capsys.readouterr().out
+    assert "level 3" in shown
+    assert "orders and centres" in shown
+
+
+@pytest.mark.parametrize("member", ["", "seed-1"])
+def test_describe_reads_a_run(tmp_path, capsys, member):
+    if member:
+        (tmp_path / "population.json").write_text('{"members": ["seed-1"]}')
+        (tmp_path / member).mkdir()
+    (tmp_path / member / "run.json").write_text(json.dumps({"model": FAMILY["dts"].to_dict()}))
     assert describe(model=str(tmp_path), json=True).run() == 0
     assert json.loads(capsys.readouterr().out)["label"] == "DT(S)-RNN"

@@ -48,8 +48,8 @@ class Describe:
     """number of outputs (as many as inputs)"""
     hidden: tuple[int, ...] = (200,)
     """units of the state; for stacked models one number per level, or one for all"""
-    levels: int = 2
-    """levels of a stacked model when --hidden is one number"""
+    levels: int | None = None
+    """levels of a stacked model when --hidden is one number (2)"""
     intermediate: tuple[int, ...] = ()
     """units of the transition's intermediate layers (as many as --hidden)"""
     output_hidden: tuple[int, ...] = ()
@@ -80,6 +80,10 @@ class Describe:
     def run(self) -> int:
         """Print and draw what was asked for."""
         if self.table1:
+            if self.model or self.svg or self.png:
+                raise UserError(
+                    "--table1 prints sizes and draws nothing: leave the model, --svg and --png out"
+                )
             return show_table1(self.json)
         spec = self.spec()
         show_json(spec) if self.json else show_model(spec)
@@ -107,7 +111,12 @@ class Describe:
             raise UserError(
                 f"{self.model} has one level, --hidden gives {len(self.hidden)}: describe srnn or sdts"
             )
-        hidden = self.hidden if len(self.hidden) > 1 or not stacked else self.hidden * self.levels
+        hidden = self.hidden * (self.levels or 2) if stacked and len(self.hidden) == 1 else self.hidden
+        if self.levels is not None and self.levels != len(hidden):
+            has = f"{self.model} has one level" if not stacked else f"--hidden gives {len(hidden)} levels"
+            raise UserError(
+                f"--levels {self.levels}: {has}; leave it out, or describe srnn with one --hidden"
+            )
         return assemble(
             input_size=self.input,
             output_size=self.input if self.output is None else self.output,
@@ -142,10 +151,18 @@ def run_spec(name: str) -> ModelSpec:
     from deeprnn.specs import ModelSpec
 
     path = Path(name) / "run.json"
+    if (Path(name) / "population.json").is_file():  # its members differ in their seeds alone
+        path = min(Path(name).glob("*/run.json"), default=path)
     if not path.is_file():
         known = ", ".join(MODELS)
         raise UserError(f"{name!r} is neither a model nor the folder of a run: models are {known}")
-    return ModelSpec.from_dict(json.loads(path.read_text("utf-8"))["model"])
+    try:
+        info = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(info, dict) or "model" not in info:
+        raise UserError(f"{path} describes no model: it is no run of deeprnn, or a damaged one")
+    return ModelSpec.from_dict(info["model"])
 
 
 def table1_rows() -> list[dict]:
@@ -225,8 +242,10 @@ def show_model(spec: ModelSpec) -> None:
         table.add_row(link.matrix + level, source, symbol(target), shape, f"{link.weights:,}")
     out.print(table)
     weights, rest = anatomy.weights, anatomy.parameters - anatomy.weights
+    learned = any(layer.unit.startswith("lp") for layer in anatomy.layers)
+    others = "biases, orders and centres of Lp units" if learned else "biases"
     out.print(
-        f"\n  {weights:,} weights ({short_count(weights)}) and {rest:,} biases: {anatomy.parameters:,} in all"
+        f"\n  {weights:,} weights ({short_count(weights)}) and {rest:,} {others}: {anatomy.parameters:,} in all"
     )
 
 
