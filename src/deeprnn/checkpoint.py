@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors
 import safetensors.torch
@@ -208,13 +208,24 @@ def load_best(folder: Path) -> Checkpoint:
 # ---- one process a folder
 
 
+def _lock_file(folder: Path) -> IO[str]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return open(folder / ".lock", "a+")
+    except OSError as error:
+        full = error.errno in _FULL
+        remedy = "free some space" if full else "choose another folder, or give it the right to be written"
+        raise (DiskFull if full else UserError)(
+            f"cannot write in {folder} ({error.strerror}): {remedy}"
+        ) from None
+
+
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Hold a run folder for this process; a second one is refused, and a killed one leaves nothing behind."""
     import fcntl
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a+") as file:
+    with _lock_file(folder) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -223,10 +234,11 @@ def lock(folder: Path) -> Iterator[None]:
             raise UserError(
                 f"{folder} is in use by process {owner}: wait for it, stop it, or choose another folder"
             ) from None
-        file.seek(0)
-        file.truncate()
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # who holds it is a help for the second one, no more
+            file.seek(0)
+            file.truncate()
+            file.write(f"{os.getpid()}\n")
+            file.flush()
         yield
 
 

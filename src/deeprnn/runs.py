@@ -98,8 +98,14 @@ class Run:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        lines = path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1] if line]
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+            rows = [json.loads(line) for line in lines[:-1] if line]
+        except ValueError as error:
+            raise UserError(f"{path} cannot be read: {error}") from None
+        if not all(isinstance(row, dict) and {"epoch", "valid"} <= row.keys() for row in rows):
+            raise UserError(f"{path} holds lines that are no epoch's")
+        return rows
 
 
 def _read_json(path: Path) -> Any:
@@ -139,7 +145,15 @@ def best_member(folder: Path) -> Run:
 def list_runs(root: str | Path = "runs") -> list[Run]:
     """Every run below a folder, members of populations and first stages included, oldest first."""
     found = [Run(p.parent) for p in Path(root).rglob("run.json")]
-    return sorted(found, key=lambda run: (run.info.get("created", ""), str(run.path)))
+    return sorted(found, key=lambda run: (_created(run), str(run.path)))
+
+
+def _created(run: Run) -> str:
+    """When a run began; a folder that cannot be read is still listed, first."""
+    try:
+        return str(run.info.get("created") or "")
+    except (UserError, AttributeError):
+        return ""
 
 
 def new_folder(root: str | Path, stem: str) -> Path:

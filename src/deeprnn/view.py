@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeprnn import metrics
-from deeprnn.console import console, program
+from deeprnn.console import console, escape, program, show_table
 from deeprnn.errors import MissingExtra, need
 from deeprnn.runs import Run, population
 
@@ -37,8 +38,9 @@ class View:
         count = f"{len(t.members)} models in lockstep, " if len(t.members) > 1 else ""
         paper = f", the paper's {self.paper:g}" if self.paper is not None else ""
         self.screen.print(
-            f"[bold]{folder}[/]: {count}{t.recipe.model.kind} of {t.layout.total:,} parameters on "
-            f"{t.data.name}, {t.length:,} updates an epoch, {t.device} ({UNITS[t.data.kind]}{paper})"
+            f"[bold]{escape(str(folder))}[/]: {count}{escape(t.recipe.model.kind)} of {t.layout.total:,} "
+            f"parameters on {escape(t.data.name)}, {t.length:,} updates an epoch, {t.device} "
+            f"({UNITS[t.data.kind]}{paper})"
         )
         if t.epoch > 1 or t.index:
             self.screen.print(f"  going on at epoch {t.epoch}, update {t.index + 1}")
@@ -175,7 +177,7 @@ def results_table(found: Sequence[Run], columns: Sequence[str] = COLUMNS) -> Any
     for run in found:
         row = summary(run)
         row |= {"run": run.name, "model": row["label"].removesuffix("-RNN"), "epoch": row["best_epoch"]}
-        table.add_row(*(_cell(row[name]) for name in columns))
+        table.add_row(*(escape(_cell(row[name])) for name in columns))
     return table
 
 
@@ -237,20 +239,20 @@ def conclusion(folder: Path) -> None:
     screen = console()
     found = members(folder)
     screen.print()
-    screen.print(results_table(found, ("run", "model", "epoch", "train", "valid", "test", "paper", "metric")))
+    show_table(results_table(found, ("run", "model", "epoch", "train", "valid", "test", "paper", "metric")))
     if len(found) > 1:
         screen.print(_spread(found))
     picture = write_curves(folder)
     if picture:
-        screen.print(f"\nlearning curves: {picture}")
+        screen.print(f"\nlearning curves: {escape(str(picture))}")
     screen.print("\nnext:")
-    me = program()
+    me, place = program(), shlex.quote(str(folder))
     for command, why in (
-        (f"{me} evaluate {folder}", "every metric convention"),
-        (f"{me} generate {folder}", "let it write"),
+        (f"{me} evaluate {place}", "every metric convention"),
+        (f"{me} generate {place}", "let it write"),
         (f"{me} runs", "all runs so far"),
     ):
-        screen.print(f"  {command:<48} {why}")
+        screen.print(escape(f"  {command:<48} {why}"))
 
 
 def _spread(found: Sequence[Run]) -> str:

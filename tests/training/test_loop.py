@@ -132,6 +132,46 @@ def test_a_loss_that_is_not_a_number(nonfinite):
     assert torch.isfinite(trainer.updater.parameters).all()
 
 
+def diverge(trainer: Trainer, at: int, member: int = 0) -> None:
+    """Make a member's parameters infinite with the last update of an epoch."""
+    step = trainer.updater.update
+
+    def poisoned(batches):
+        step(batches)
+        if int(trainer.updater.tau) == at:
+            trainer.updater.parameters[member].fill_(float("inf"))
+
+    trainer.updater.update = poisoned  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_a_validation_cost_that_is_not_a_number_is_never_the_best(nonfinite):
+    trainer = Trainer(recipe(optimiser__nonfinite=nonfinite), music())
+    diverge(trainer, trainer.length)
+    with pytest.raises(NonFinite, match=r"after epoch 1 the validation cost .*--optimiser.rate 0.25"):
+        trainer.train()
+    assert trainer.schedule.members[0].best is None
+
+
+def test_a_member_that_diverges_ends_alone_where_that_is_asked_for():
+    trainer = Trainer(recipe(seeds=[1, 2], optimiser__nonfinite="skip"), music())
+    diverge(trainer, 2 * trainer.length)
+    lines = Lines()
+    trainer.train([lines])
+    lost, kept = trainer.schedule.members
+    assert (lost.finished, lost.best_epoch) == ("diverged in epoch 2", 1)
+    assert kept.finished == "all 3 epochs done"
+    assert all(np.isfinite(r["test"]["nats_per_frame"]) for r in trainer.results())
+
+
+def test_time_that_ends_during_validation_ends_the_run():
+    trainer = Trainer(recipe(stop__epochs=0, stop__minutes=1.0), music())
+    trainer.train_epoch()
+    trainer._clock -= 60  # so long did validation take
+    trainer.end_epoch()
+    assert trainer.schedule.done
+
+
 @pytest.mark.parametrize("average", ["ema", "tail"])
 def test_averaged_weights_are_what_is_evaluated(average):
     trainer = Trainer(

@@ -33,7 +33,7 @@ class Evaluate:
 
         from deeprnn import metrics
         from deeprnn.commands.train import set_threads
-        from deeprnn.console import console
+        from deeprnn.console import console, escape
         from deeprnn.errors import UserError
         from deeprnn.recipe import Recipe
         from deeprnn.runs import load_run
@@ -57,7 +57,8 @@ class Evaluate:
             how = {"dynamic": self.dynamic} if self.dynamic else {}
             print(json.dumps({"run": str(found.path), "split": self.split, **how, **scores}))
             return 0
-        console().print(f"[bold]{found.path}[/] on {data.name}, {self.split}: {metrics.describe(scores)}")
+        place, told = escape(str(found.path)), metrics.describe(scores)
+        console().print(f"[bold]{place}[/] on {escape(data.name)}, {self.split}: {told}")
         for name, value in scores.items():
             console().print(
                 f"  {name:<34} {value:,.4f}" if isinstance(value, float) else f"  {name:<34} {value:,}"

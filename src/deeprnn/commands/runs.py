@@ -22,14 +22,33 @@ class Runs:
         import json
 
         from deeprnn import view
-        from deeprnn.console import console
+        from deeprnn.console import console, escape, show_table
+        from deeprnn.errors import UserError
         from deeprnn.runs import list_runs
 
-        found = list_runs(self.root)
+        found = []
+        for run in list_runs(self.root):
+            try:
+                view.summary(run)
+            except (
+                UserError,
+                KeyError,
+                TypeError,
+                ValueError,
+                AttributeError,
+            ) as error:  # one must not hide all
+                reason = (
+                    str(error) if isinstance(error, UserError) else "run.json or metrics.jsonl is damaged"
+                )
+                console(stderr=True).print(f"left out {run.path}: {reason}", markup=False)
+            else:
+                found.append(run)
         if self.json:
             print(json.dumps([view.summary(run) for run in found]))
         elif not found:
-            console().print(f"no runs in {self.root}: `deeprnn demo` makes two, `deeprnn train bach` one")
+            console().print(
+                f"no runs in {escape(str(self.root))}: `deeprnn demo` makes two, `deeprnn train bach` one"
+            )
         else:
-            console().print(view.results_table(found))
+            show_table(view.results_table(found))
         return 0

@@ -65,24 +65,30 @@ class Train:
 
     def run(self) -> int:
         """Resolve the recipe, train, and show what came of it."""
-        from deeprnn.console import console
+        from deeprnn.console import console, escape
+        from deeprnn.errors import UserError
         from deeprnn.recipe import override, parse_value
         from deeprnn.runs import new_folder
         from deeprnn.training.defaults import resolve
+        from deeprnn.training.session import rooted
 
         set_threads(self.threads)
         recipe, data, remarks = resolve(self.what, self.model, self.level)
         changes = {name: parse_value(text) for name, text in self.overrides}
         changes |= {n: parse_value(t) for n, t in (("seeds", self.seeds), ("rates", self.rates)) if t}
-        recipe = override(recipe, changes)
+        recipe = rooted(override(recipe, changes))
         if any(name.startswith("data.") for name in changes):
             data = None  # read again, as now described
         if not (self.quiet or self.json):
             for remark in remarks:
-                console().print(remark)
+                console().print(escape(remark))
         stem = f"{Path(recipe.data.name).stem}-{recipe.model.kind}"
         folder = self._named() if self.name else new_folder(self.out, stem)
-        return conduct(recipe, folder, data=data, options=self)
+        try:
+            return conduct(recipe, folder, data=data, options=self)
+        except UserError:
+            drop_empty(folder)
+            raise
 
     def _named(self) -> Path:
         from deeprnn.errors import UserError
@@ -115,8 +121,19 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     return rest, found
 
 
+def drop_empty(folder: Path) -> None:
+    """Remove a run's folder in which nothing was begun, after an error before the first file."""
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {".lock"}:
+        (folder / ".lock").unlink(missing_ok=True)
+        folder.rmdir()
+
+
 def set_threads(threads: int) -> None:
     """Limit torch to so many CPU threads."""
+    from deeprnn.errors import UserError
+
+    if threads < 0:
+        raise UserError(f"--threads must not be negative, got {threads}")
     if threads:
         import torch
 
@@ -126,6 +143,7 @@ def set_threads(threads: int) -> None:
 def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, conclusion: bool = True) -> int:
     """Run a recipe with everything a person sees; the exit status."""
     import json
+    import shlex
     import sys
     from contextlib import ExitStack
 
@@ -152,7 +170,7 @@ def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, co
             session.run_recipe(recipe, folder, data=data, device=device, watch=watch)
         except keeping.Interrupted as signal:
             stage.close()
-            print(f"saved; go on with: {program()} resume {folder}", file=sys.stderr)
+            print(f"saved; go on with: {program()} resume {shlex.quote(str(folder))}", file=sys.stderr)
             return signal.status
     entries = [ledger.record(run, options.ledger) for run in view.members(folder)] if options.ledger else []
     if options.json:

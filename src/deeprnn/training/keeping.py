@@ -7,6 +7,7 @@ again, bit for bit, what was lost.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -17,10 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from deeprnn import __version__, checkpoint, paper, runs
-from deeprnn.data.music import MusicData
+from deeprnn.data.music import MusicData, Songs
 from deeprnn.errors import UserError
 from deeprnn.models import SequenceModel
 from deeprnn.recipe import Recipe, override, to_toml
@@ -174,7 +176,12 @@ def lay_out(recipe: Recipe, data: Data, folder: Path, device: torch.device | str
         runs.start_population(folder, [m.name for m in members], to_toml(recipe))
     shared = {
         "status": "running",
-        "data": {"name": data.name, "kind": data.kind, "path": own_path(recipe)},
+        "data": {
+            "name": data.name,
+            "kind": data.kind,
+            "path": own_path(recipe),
+            "fingerprint": fingerprint(data),
+        },
         "model": spec.to_dict(),
         "label": label(recipe),
         "parameters": sum(p.numel() for p in SequenceModel(spec, "meta", initialise=False).parameters()),
@@ -189,6 +196,30 @@ def lay_out(recipe: Recipe, data: Data, folder: Path, device: torch.device | str
         own = override(recipe, {"seeds": [member.seed], "rates": [], "optimiser.rate": member.rate})
         name = folder.name if home == folder else f"{folder.name}/{member.name}"
         runs.start_run(home, {"name": name, **shared, "seed": member.seed}, to_toml(own), side_files(data))
+
+
+def fingerprint(data: Data) -> str:
+    """What the data is, in a few characters: another text or other songs have another."""
+    digest = hashlib.sha256()
+    for name, split in data.splits.items():
+        digest.update(name.encode())
+        arrays = (split.lengths, split.packed) if isinstance(split, Songs) else (np.asarray(split, np.int64),)
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+    if not isinstance(data, MusicData):
+        digest.update(json.dumps(data.vocabulary).encode())
+    return digest.hexdigest()[:16]
+
+
+def check_data(recipe: Recipe, data: Data, folder: Path) -> None:
+    """Refuse to go on with other data than the run began with: that would be another run."""
+    for home in homes(recipe, folder):
+        begun = runs.Run(home).info["data"].get("fingerprint")  # runs of earlier versions have none
+        if begun is not None and begun != fingerprint(data):
+            raise UserError(
+                f"{recipe.data.name} has changed since {folder} began, which therefore cannot go on exactly: "
+                "put the data back, or train a new run"
+            )
 
 
 def own_path(recipe: Recipe) -> str | None:

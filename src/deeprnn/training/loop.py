@@ -10,6 +10,7 @@ P models train in lockstep; P = 1 is the ordinary case. Nothing here writes a fi
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -163,18 +164,33 @@ class Trainer:
         tau = int(self.updater.tau)
         rows: list[dict[str, Any] | None] = [None] * len(self.members)
         for nats, p in zip(costs, active, strict=True):
-            verdict = self.schedule.after_epoch(p, self.epoch, tau, mean_nats(self.data, nats))
+            cost = mean_nats(self.data, nats)
+            if not math.isfinite(cost) or (self.index and not sums[p]["updates"]):
+                self._lose(p)
+                continue
+            verdict = self.schedule.after_epoch(p, self.epoch, tau, cost)
             if verdict.improved:
                 self.best[p].copy_(evaluated[p])
             if verdict.restore:
                 self.updater.restore(p, self.best[p])
             rows[p] = self._row(sums[p], rates[p], nats, verdict.improved)
+        self._tick()  # before the question: an epoch without an update would follow otherwise
         if self.out_of_time:
             self.schedule.finish(f"{self.recipe.stop.minutes:g} minutes passed")
         self.schedule.push()
-        self._tick()
         self.epoch, self.index, self.epoch_seconds = self.epoch + 1, 0, 0.0
         return rows
+
+    def _lose(self, member: int) -> None:
+        """End a member whose parameters give no numbers any more; the best ones before that stay."""
+        m, named = self.schedule.members[member], self.members[member]
+        if self.recipe.optimiser.nonfinite == "stop" or m.best is None:
+            raise NonFinite(
+                f"{named.name}: after epoch {self.epoch} the validation cost was NaN or infinite, or no update "
+                f"could be applied; the last checkpoint is intact. Try a lower rate (now {named.rate:g}): "
+                f"--optimiser.rate {named.rate / 4:g}"
+            )
+        m.finished = f"diverged in epoch {self.epoch}"
 
     def _evaluated(self) -> Tensor:
         part = self.recipe.optimiser

@@ -15,7 +15,7 @@ from deeprnn import checkpoint, runs
 from deeprnn import data as data_sets
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
-from deeprnn.recipe import DataPart, Recipe, load_recipe
+from deeprnn.recipe import DataPart, Recipe, load_recipe, override
 from deeprnn.training import keeping
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import NonFinite, Trainer, Watcher, members_of
@@ -55,7 +55,22 @@ def pick_device(name: str) -> torch.device:
         raise UserError(
             "--device cuda: torch sees no GPU here. Use --device cpu, or `deeprnn doctor` to see why"
         )
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: no such device; use auto, cpu or cuda") from None
+
+
+def rooted(recipe: Recipe) -> Recipe:
+    """The recipe with its paths made absolute, so that the run can be resumed from any folder."""
+    changes: dict[str, str] = {}
+    if recipe.data.name not in data_sets.names():
+        changes["data.name"] = str(Path(recipe.data.name).expanduser().absolute())
+    if recipe.pretrain.run:
+        changes["pretrain.run"] = str(Path(recipe.pretrain.run).expanduser().absolute())
+    if Path(recipe.pretrain.recipe).is_file():  # a packaged one is known by name everywhere
+        changes["pretrain.recipe"] = str(Path(recipe.pretrain.recipe).absolute())
+    return override(recipe, changes)
 
 
 def run_recipe(
@@ -75,6 +90,7 @@ def run_recipe(
         data = data or load_data(recipe.data)
         if not _laid_out(recipe, folder):
             keeping.lay_out(recipe, data, folder, device)
+        keeping.check_data(recipe, data, folder)
         return _stages(recipe, folder, data, torch.device(device), watch, heard)
 
 
@@ -105,6 +121,7 @@ def _stages(
     places = keeping.homes(recipe, folder)
     done = [runs.Run(home).info["result"] for home in places]
     if all(result is not None for result in done):
+        _mend_best(recipe, folder, data, device)
         return done
     try:
         for home in places:
@@ -121,6 +138,19 @@ def _stages(
     except (NonFinite, checkpoint.DiskFull):
         _mark(places, "failed")
         raise
+
+
+def _mend_best(recipe: Recipe, folder: Path, data: Data, device: torch.device) -> None:
+    """Write a finished run's best parameters again where they were lost or damaged: the last state holds them."""
+    try:
+        for home in keeping.homes(recipe, folder):
+            checkpoint.load_best(home)
+    except UserError as damage:
+        keeper = keeping.Keeper(Trainer(recipe, data, device=device), folder)
+        if not keeper.restore():
+            raise
+        logger.warning("%s; written again from %s", str(damage).partition(":")[0], folder / "last.json")
+        keeper.save()
 
 
 def _mark(places: Sequence[Path], status: str) -> None:
@@ -143,10 +173,13 @@ def _first_stage(
                 f"{source} has {len(found)} members but this run has {len(members)}: give one or as many"
             )
         return [checkpoint.load_best(run.path).tensors for run in found]
-    stage = first_stage(recipe)
-    if stage is None:
+    if not recipe.pretrain.recipe:
         return None
     below = folder / "pretrain"
+    # Once begun, the first stage goes on by the recipe in its folder, whatever became of the named one.
+    begun = (below / "recipe.toml").exists()
+    stage = load_recipe(below / "recipe.toml") if begun else first_stage(recipe)
+    assert stage is not None
     if not _laid_out(stage, below):
         keeping.lay_out(stage, data, below, device)
     _stages(stage, below, data, device, watch, heard)

@@ -1,0 +1,133 @@
+"""A run's folder in a person's hands: moved, damaged, named strangely, resumed from elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from deeprnn import checkpoint
+from deeprnn.cli import main
+from deeprnn.errors import UserError
+from deeprnn.recipe import Recipe, to_toml
+from deeprnn.runs import load_run
+from deeprnn.training import keeping
+from deeprnn.training.session import resume, rooted, run_recipe
+from tests.test_runs import StopAt, strip
+from tests.training.toys import DEEP, music, recipe, text
+
+SMALL = ["--model.hidden", "8", "--stop.epochs", "1", "--threads", "1", "--device", "cpu"]
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A text in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "book.txt"
+    path.write_text("in the beginning was the word \n" * 200)
+    return path
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2]])
+@pytest.mark.parametrize("name", ["best.safetensors", "best.json"])
+def test_resuming_a_finished_run_writes_damaged_best_parameters_again(tmp_path, name, seeds, caplog):
+    run_recipe(recipe(seeds=seeds), tmp_path / "r", data=music())
+    home = load_run(tmp_path / "r").path
+    before = checkpoint.load_best(home)
+    (home / name).write_bytes(b"damaged")
+    with pytest.raises(UserError, match="resume"):
+        checkpoint.load_best(home)
+    resume(tmp_path / "r", data=music())
+    assert "written again" in caplog.text
+    after = checkpoint.load_best(home)
+    assert (after.meta, set(after.tensors)) == (before.meta, set(before.tensors))
+    assert all(after.tensors[k].equal(before.tensors[k]) for k in before.tensors)
+
+
+def other_text():
+    data = text()
+    data.splits["train"] = data.splits["train"][::-1].copy()
+    return data
+
+
+@pytest.mark.parametrize(("data", "other"), [(text(), other_text()), (music(), music(songs=7))])
+def test_a_run_does_not_go_on_with_other_data(tmp_path, data, other):
+    with pytest.raises(keeping.Interrupted):
+        run_recipe(recipe(), tmp_path / "r", data=data, watch=lambda t, f: [StopAt(3)])
+    with pytest.raises(UserError, match="has changed since"):
+        resume(tmp_path / "r", data=other)
+    resume(tmp_path / "r", data=data)
+
+
+def test_a_first_stage_goes_on_by_the_recipe_in_its_folder(tmp_path):
+    first = tmp_path / "first.toml"
+    first.write_text(to_toml(recipe(stop__epochs=4)))
+    whole = recipe(**DEEP, pretrain__recipe=str(first))
+    run_recipe(whole, tmp_path / "whole", data=music())
+    with pytest.raises(keeping.Interrupted):
+        run_recipe(whole, tmp_path / "cut", data=music(), watch=lambda t, f: [StopAt(3)])
+    first.unlink()
+    resume(tmp_path / "cut", data=music())
+    for stage in ("pretrain", "."):
+        a, b = load_run(tmp_path / "whole" / stage), load_run(tmp_path / "cut" / stage)
+        assert strip(a.metrics()) == strip(b.metrics())
+
+
+def test_paths_in_a_recipe_hold_from_every_folder(book, monkeypatch):
+    Path("first.toml").write_text(to_toml(Recipe()))
+    found = rooted(recipe(data__name="book.txt", pretrain__recipe="first.toml", pretrain__run="runs/a"))
+    assert found.data.name == str(book)
+    assert found.pretrain.recipe == str(book.parent / "first.toml")
+    assert found.pretrain.run == str(book.parent / "runs" / "a")
+    assert (
+        rooted(recipe(data__name="jsb", pretrain__recipe="paper/jsb/rnn")).pretrain.recipe == "paper/jsb/rnn"
+    )
+    Path("my.toml").write_text(to_toml(recipe(data__name="book.txt", data__level="char")))
+    assert main(["train", "my.toml", *SMALL, "--quiet"]) == 0
+    (book.parent / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert main(["evaluate", "../runs/book-rnn-1"]) == 0
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write in .*Not a directory"):
+        run_recipe(recipe(), tmp_path / "file" / "r", data=music())
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(checkpoint.DiskFull, match="free some space"):
+        run_recipe(recipe(), tmp_path / "r", data=music())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--model.hidden", "0"], ["--device", "quantum"], ["--data.name", "nowhere"], ["--threads", "-1"]],
+)
+def test_an_error_before_the_first_update_leaves_no_folder(book, wrong, capsys):
+    assert main(["train", "book.txt", "--model", "rnn", *SMALL, *wrong]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+def test_names_of_every_kind_are_shown_as_they_are(book, capsys):
+    name = "mein [Lauf] ü"
+    assert main(["train", "book.txt", "--model", "rnn", *SMALL, "--name", name]) == 0
+    shown = capsys.readouterr().out
+    assert f"runs/{name}: rnn" in shown
+    assert f"deeprnn generate 'runs/{name}'" in shown
+    assert main(["evaluate", f"runs/{name}"]) == 0
+    assert f"runs/{name} on book" in capsys.readouterr().out
+    run = json.loads((Path("runs") / name / "run.json").read_text())
+    long = "a-name-that-needs-more-than-a-narrow-terminal-has"
+    (Path("runs") / name / "run.json").write_text(json.dumps({**run, "name": f"{long} [1]"}))
+    assert main(["runs"]) == 0
+    listed = capsys.readouterr().out
+    assert f"{long} [1]" in listed
+    assert "finished" in listed
+    assert "bpc" in listed
