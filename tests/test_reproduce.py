@@ -193,6 +193,13 @@ def test_identity_ignores_seed_and_settings_of_absent_layers():
     assert identity(changed(dots, "x", ["init.rectifier_bias=0.3"])) != identity(dots)
 
 
+@pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--budget", "-1"], ["--jobs", "0"]])
+def test_a_plan_of_nothing_is_refused(wrong, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    place = ["--runs", str(tmp_path / "runs"), "--ledger", str(tmp_path / "ledger")]
+    assert main(["reproduce", "--plan", *place, *wrong]) == 2
+    assert f"error: {wrong[0]} must be" in capsys.readouterr().err
+
+
 def test_plan_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     call = [
         "reproduce",

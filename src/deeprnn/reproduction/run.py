@@ -70,6 +70,12 @@ class Outcome:
 
 def plan_of(settings: Settings) -> Plan:
     """The jobs still to be done, with their expected times."""
+    if settings.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, got {settings.jobs}")
+    if settings.seeds is not None and settings.seeds < 1:
+        raise UserError(f"--seeds must be at least 1, got {settings.seeds}")
+    if settings.budget is not None and not settings.budget > 0:
+        raise UserError(f"--budget must be above zero minutes, got {settings.budget:g}")
     entries = read_ledger(settings.ledger)
     names = wanted(settings.only, settings.extras)
     plan = make_plan(names, entries, settings.root, seeds=settings.seeds, overrides=settings.overrides)
@@ -109,10 +115,6 @@ def minutes(seconds: float) -> str:
 
 def reproduce(settings: Settings, say: Say = print, entered: Callable[[], None] = lambda: None) -> Outcome:
     """Run the plan; `entered` is called after every job, when the ledger may have grown."""
-    if settings.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, got {settings.jobs}")
-    if settings.budget is not None and not settings.budget > 0:
-        raise UserError(f"--budget must be above zero minutes, got {settings.budget:g}")
     plan = plan_of(settings)
     say(describe(plan, settings))
     for name in dict.fromkeys(job.recipe.data.name for job in plan.jobs):
