@@ -225,6 +225,21 @@ def test_a_second_training_process_is_refused(tmp_path):
         run_recipe(recipe(), tmp_path, data=music())
 
 
+def test_one_broken_folder_does_not_hide_the_others(tmp_path, capsys):
+    pytest.importorskip("tyro")
+    from deeprnn.commands.runs import Runs
+
+    run_recipe(recipe(), tmp_path / "whole", data=music())
+    for name, content in (("torn", '{"name": '), ("strange", '{"data": 3}'), ("list", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(content)
+    assert Runs(tmp_path, json=True).run() == 0
+    printed = capsys.readouterr()
+    assert [run["path"] for run in json.loads(printed.out)] == [str(tmp_path / "whole")]
+    said = printed.err.replace("\n", "")
+    assert all(str(tmp_path / name) in said for name in ("torn", "strange", "list"))
+
+
 def test_folders_that_are_no_runs(tmp_path):
     with pytest.raises(UserError, match="no run at"):
         load_run(tmp_path / "nowhere")

@@ -357,3 +357,78 @@ def test_everything_that_acts_has_a_name(open_page: Open, server: Server) -> Non
                 .filter((el) => el.offsetParent && !named(el)).map((el) => el.outerHTML.slice(0, 80));
         }""")
         assert nameless == []
+
+
+def test_stop_stops_though_the_sound_has_not_begun(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "bach")
+    page.evaluate("() => { const play = document.querySelector('button.play'); play.click(); play.click(); }")
+    page.wait_for_timeout(700)
+    assert page.locator("button.play").inner_text() == "▶ Play"
+    assert page.locator(".roll").get_attribute("data-playhead") == ""
+
+
+def test_an_alternative_is_taken_while_the_text_goes_on(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "letters/seed-1")
+    page.locator("#beginning").fill("the ")
+    page.locator("#length").fill("2000")
+    page.locator("#continue").click()
+    shown(page, "document.querySelectorAll('.tok').length > 20")
+    page.locator("#length").fill("5")
+    page.evaluate("""() => {
+        document.querySelectorAll('.tok')[10].dispatchEvent(new PointerEvent('pointerover', { bubbles: true }));
+        document.querySelector('.pop .alt').click();
+    }""")
+    shown(page, "document.querySelectorAll('.tok').length === 16")
+    assert page.locator("#continue").inner_text() == "Continue"
+
+
+def test_runs_of_two_kinds_keep_their_units(open_page: Open, server: Server) -> None:
+    page = open_page(f"compare/{run_id(server, 'words')}/{run_id(server, 'letters/seed-1')}")
+    page.wait_for_selector("text=One learned words, the other characters")
+    numbers = page.locator(".versus td").all_inner_texts()
+    assert "119.0 perplexity" in numbers
+    assert "1.430 bits per character" in numbers
+    assert page.locator("#learning").count() == 0
+
+
+def test_a_view_that_came_too_late_leaves_nothing_behind(open_page: Open, server: Server) -> None:
+    slow, live = run_id(server, "bach"), run_id(server, "young")
+    page, held = open_page(), []
+    page.wait_for_selector(".home")
+    page.route(f"**/api/runs/{slow}", lambda route: held.append(route))
+    page.evaluate(f"location.hash = '#/run/{slow}'")
+    for _ in range(100):
+        if held:
+            break
+        page.wait_for_timeout(20)
+    page.evaluate(f"location.hash = '#/run/{live}'")
+    page.wait_for_selector("h1:text('young')")
+    assert server.page.watchers.taken == 1
+    held[0].continue_()
+    page.wait_for_timeout(400)
+    assert page.locator("h1").inner_text() == "young"
+    page.evaluate("location.hash = '#/'")
+    page.wait_for_selector(".home")
+    for _ in range(100):
+        if not server.page.watchers.taken:
+            break
+        page.wait_for_timeout(50)
+    assert server.page.watchers.taken == 0
+
+
+def test_news_leave_the_focus_where_it_is(open_page: Open, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", status="running")
+    write_run(tmp_path / "b", seed=1)
+    running = serve(tmp_path, Limits())
+    page = open_page(at=next(running))
+    page.wait_for_selector(".run-row.running")
+    for place in (".run-row >> nth=1", ".card >> nth=0"):
+        page.locator(place).focus()
+        before = page.evaluate("document.activeElement.getAttribute('href')")
+        status = "stopped" if place.startswith(".run") else "running"
+        change_run(tmp_path / "a", status=status)
+        page.wait_for_timeout(1100)  # folders are walked once a second
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        page.wait_for_selector(f".run-row.{status}")
+        assert page.evaluate("document.activeElement.getAttribute('href')") == before
+    next(running, None)

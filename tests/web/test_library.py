@@ -105,6 +105,18 @@ def test_broken_files_are_listed_not_raised(tmp_path: Path) -> None:
     assert library.metrics(found["b"]) == [{"epoch": 1, "valid": None}]
 
 
+def test_a_killed_run_is_not_shown_as_running(tmp_path: Path) -> None:
+    from deeprnn.checkpoint import lock
+
+    run = write_run(tmp_path / "young", status="running", epochs=2)
+    library = Library([tmp_path], Limits(), pause=0)
+    status = lambda: library.entries()[0].summary["status"]  # noqa: E731
+    assert status() == "running"  # without a lock it is believed
+    with lock(run):
+        assert status() == "running"
+    assert status() == "interrupted"
+
+
 def test_a_run_within_a_run_is_found(tmp_path: Path) -> None:
     many(tmp_path, 1)
     run = next(tmp_path.glob("*/*"))

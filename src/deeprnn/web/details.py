@@ -56,7 +56,7 @@ def drawing(library: Library, entry: Entry) -> str:
 
     spec = _spec(library.info(entry))
     if spec is None:
-        raise Refusal(404, f"{entry.summary['name']} does not say what its model is")
+        raise Refusal(404, f"the run {entry.summary['name']} does not say what its model is")
     return model_svg(spec)
 
 

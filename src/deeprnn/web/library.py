@@ -86,7 +86,9 @@ class Library:
         """The run's run.json."""
         found = self.json(entry, "run.json")
         if not isinstance(found, dict):
-            raise Refusal(422, f"{entry.summary['name']}: run.json cannot be read")
+            raise Refusal(
+                422, f"the run {entry.summary['name']} cannot be shown: its run.json cannot be read"
+            )
         return found
 
     def json(self, entry: Entry, name: str) -> Any:
@@ -112,6 +114,8 @@ class Library:
             return {"status": "unreadable", "updated": None, "error": "run.json is missing or broken"}
         rows = self._cached(path / "metrics.jsonl", _rows, LARGEST_METRICS) or []
         summary = summarise(info, rows, (path / "best.safetensors").is_file())
+        if summary["status"] == "running" and _abandoned(path):
+            summary["status"] = "interrupted"
         mark = self._cache.get(path / "metrics.jsonl")
         if summary["status"] == "running" and mark:  # run.json rests while a run goes on
             news = datetime.fromtimestamp(mark[0][0] / 1e9, UTC).isoformat(timespec="seconds")
@@ -136,6 +140,22 @@ class Library:
                     value = None
             known = self._cache[path] = (mark, value)
         return known[1]
+
+
+def _abandoned(path: Path) -> bool:
+    """Whether nobody trains a run any more that says it is running; one without a lock is believed.
+
+    A population holds one lock for all members, a run also that of its first stage.
+    """
+    from deeprnn.checkpoint import held
+
+    near = [folder for folder in (path, *path.parents[:2]) if (folder / ".lock").is_file()]
+    # A folder further up may be locked by something else altogether.
+    own = any(f == path or (f / "run.json").is_file() or (f / "population.json").is_file() for f in near)
+    try:
+        return own and not any(held(folder) for folder in near)
+    except OSError:
+        return False
 
 
 def summarise(info: dict[str, Any], rows: list[dict[str, Any]], playable: bool) -> dict[str, Any]:

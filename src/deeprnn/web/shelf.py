@@ -53,7 +53,7 @@ class Shelf:
             try:
                 status = weights.stat()
             except OSError:
-                raise Refusal(409, f"{entry.summary['name']} has no trained parameters yet: "
+                raise Refusal(409, f"the run {entry.summary['name']} has no trained parameters yet: "
                                    "they appear after its first epoch") from None  # fmt: skip
             mark = (status.st_mtime_ns, status.st_size)
             known = self._kept.pop(entry.id, None)
@@ -71,18 +71,18 @@ class Shelf:
             return Loaded(load_run(entry.path))
         except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:  # a damaged folder
             message = str(error).replace(str(entry.path), entry.summary["name"])
-            raise Refusal(422, f"{entry.summary['name']} cannot be loaded: {message}") from error
+            raise Refusal(422, f"the run {entry.summary['name']} cannot be loaded: {message}") from error
 
     def music(self, entry: Entry) -> Loaded:
         """A loaded music run; refuses others."""
         loaded = self.get(entry)
         if loaded.kind != "music":
-            raise Refusal(409, f"{entry.summary['name']} was trained on text, not on music")
+            raise Refusal(409, f"the run {entry.summary['name']} was trained on text, not on music")
         return loaded
 
     def text(self, entry: Entry) -> Loaded:
         """A loaded text run; refuses others."""
         loaded = self.get(entry)
         if loaded.kind not in ("char", "word"):
-            raise Refusal(409, f"{entry.summary['name']} was trained on music, not on text")
+            raise Refusal(409, f"the run {entry.summary['name']} was trained on music, not on text")
         return loaded

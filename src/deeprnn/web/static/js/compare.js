@@ -9,15 +9,16 @@ import { compareWith, drawing, playground } from "./run.js";
 export async function compareView(store, a, b) {
   const runs = await Promise.all([a, b].map((id) => get(`/api/runs/${id}`)));
   const alike = runs[0].kind === runs[1].kind;
+  const kinds = { music: "music", char: "characters", word: "words" };
   const bench = alike && runs.every((run) => run.playable)
     ? playground(runs)
-    : { el: h("p", { class: "hint boxed", text: alike ? "One of the two has no parameters yet." : "One learned music, the other text: only their numbers can be compared." }) };
-  const curves = await learning(runs);
+    : { el: h("p", { class: "hint boxed", text: alike ? "One of the two has no parameters yet." : `One learned ${kinds[runs[0].kind] || "something else"}, the other ${kinds[runs[1].kind] || "something else"}: their numbers and curves have different units.` }) };
+  const curves = alike ? await learning(runs) : { el: null, dispose() {} };
   const el = h("article", {},
     h("a", { class: "back", href: "#/", text: "← Runs" }),
     h("div", { class: "title-row" }, h("h1", {}, "A/B"), h("a", { class: "button", href: `#/compare/${b}/${a}`, text: "Swap" }), compareWith(store, runs[0], b)),
     numbers(runs), runs[0].data === runs[1].data ? resultLine(store, runs) : null,
-    bench.el, curves.el,
+    bench.el, curves.el || "",
     h("section", { class: "panel" }, h("div", { class: "panel-head" }, h("h2", { text: "Models" })),
       h("div", { class: "pair" }, runs.map((run, i) => h("div", {}, h("h3", { class: `m${i}`, text: `${"AB"[i]} ${run.label}` }), run.drawn ? drawing(run) : null)))));
   return { el, title: `${runs[0].name} and ${runs[1].name}`, dispose() { bench.dispose?.(); curves.dispose(); } };
@@ -25,7 +26,8 @@ export async function compareView(store, a, b) {
 
 function numbers(runs) {
   const line = (name, tell) => h("tr", {}, h("th", { scope: "row", text: name }), runs.map((run) => h("td", { text: tell(run) })));
-  const unit = UNITS[runs[0].metric] || runs[0].metric;
+  const unit = (run) => UNITS[run.metric] || run.metric;
+  const same = runs[0].metric === runs[1].metric;
   return h("div", { class: "scroll" }, h("table", { class: "versus" },
     h("thead", {}, h("tr", {}, h("th", {}), runs.map((run, i) => h("th", { scope: "col" },
       h("span", { class: `letter m${i}`, text: "AB"[i] }), h("a", { href: `#/run/${run.id}`, text: run.name }))))),
@@ -33,7 +35,7 @@ function numbers(runs) {
       line("Model", (run) => run.label || "–"),
       line("Data", (run) => run.data_name || run.data),
       line("Parameters", (run) => count(run.parameters)),
-      line(`Test, ${unit}`, (run) => number(run.test)),
+      line(same ? `Test, ${unit(runs[0])}` : "Test", (run) => number(run.test) + (same ? "" : ` ${unit(run)}`)),
       line("Validation", (run) => number(run.valid)),
       line("The paper’s", (run) => number(run.paper)),
       line("Epochs", (run) => String(run.epochs)),

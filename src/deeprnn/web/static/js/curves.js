@@ -39,7 +39,7 @@ export async function learning(runs, tell = () => {}) {
       source.close();
       news.textContent = JSON.parse(event.data).status;
     });
-    source.onerror = () => { if (source.readyState !== EventSource.CLOSED) news.textContent = "connection lost, trying again…"; };
+    source.onerror = () => { news.textContent = source.readyState === EventSource.CLOSED ? "not live: reload to try again" : "connection lost, trying again…"; };
     return source;
   }
 

@@ -33,6 +33,13 @@ function set(el, props) {
   }
 }
 
+/** Draw anew, and give the focus back to the link that had it. */
+export function keepFocus(el, draw) {
+  const at = el.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  draw();
+  if (at) [...el.querySelectorAll("a[href]")].find((link) => link.getAttribute("href") === at)?.focus({ preventScroll: true });
+}
+
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }

@@ -1,6 +1,6 @@
 // The overview: what is learning now, what can be played with, and everything beside the paper.
 
-import { fill, h, number, count } from "./dom.js";
+import { fill, h, keepFocus, number, count } from "./dom.js";
 import { spark } from "./chart.js";
 import { paperTable } from "./results.js";
 
@@ -30,7 +30,7 @@ export function homeView(store) {
   }
 
   draw();
-  return { el, tell: draw };
+  return { el, tell: () => keepFocus(el, draw) };
 }
 
 /** The best by validation, one for each data set first. */
@@ -50,7 +50,7 @@ function shelf(title, runs) {
       spark(run.spark || [], 220, 44),
       h("span", { class: "card-foot" },
         h("span", {}, h("b", { text: number(run.test ?? run.valid) }), h("small", { class: "soft", text: run.test === null ? " validation" : " test" })),
-        h("small", { class: "soft", text: run.status === "running" ? `epoch ${run.epochs}` : `${count(run.parameters)} weights` }))))))); 
+        h("small", { class: "soft", text: run.status === "running" ? `epoch ${run.epochs}` : `${count(run.parameters)} parameters` }))))))); 
 }
 
 function table(store) {

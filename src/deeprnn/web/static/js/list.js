@@ -1,6 +1,6 @@
 // The runs at the side: searched, filtered, grouped by data.
 
-import { h, number } from "./dom.js";
+import { h, keepFocus, number } from "./dom.js";
 import { spark } from "./chart.js";
 
 const FILTERS = [["all", "All"], ["music", "Music"], ["text", "Text"], ["running", "Running"]];
@@ -60,10 +60,10 @@ export function runList(store) {
 
   return {
     el,
-    tell: draw,
+    tell: () => keepFocus(body, draw),
     select(ids) {
       chosen = ids;
-      draw();
+      keepFocus(body, draw);
       body.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
     },
   };

@@ -38,14 +38,17 @@ async function route() {
   view?.dispose?.();
   store.listeners.delete(view?.tell);
   document.documentElement.dataset.at = parts.length ? "detail" : "home";
+  view = null;
+  let made;
   try {
-    if (parts[0] === "run" && parts[1]) view = await runView(store, parts[1]);
-    else if (parts[0] === "compare" && parts[2]) view = await compareView(store, parts[1], parts[2]);
-    else view = homeView(store);
+    if (parts[0] === "run" && parts[1]) made = await runView(store, parts[1]);
+    else if (parts[0] === "compare" && parts[2]) made = await compareView(store, parts[1], parts[2]);
+    else made = homeView(store);
   } catch (error) {
-    view = { el: failure(error.message) };
+    made = { el: failure(error.message) };
   }
-  if (key !== name) { view.dispose?.(); return; }  // the reader went on meanwhile
+  if (key !== name || view) { made.dispose?.(); return; }  // the reader went on meanwhile, or came back
+  view = made;
   main.replaceChildren(view.el);
   document.title = view.title ? `${view.title} · deeprnn` : "deeprnn";
   if (view.tell) store.listeners.add(view.tell);

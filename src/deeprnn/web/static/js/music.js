@@ -100,6 +100,7 @@ export function musicBench(runs) {
     } catch (error) {
       if (error.name === "AbortError") status.textContent = "stopped";
       else { status.textContent = ""; toast(error.message); }
+      job.abort();  // the other of two goes no further alone
     }
     job = null;
     go.textContent = two ? "Continue both" : "Continue";

@@ -11,7 +11,8 @@ export function paperCells(store, data) {
 export function difference(value, paper) {
   if (value === null || value === undefined || !Number.isFinite(paper)) return null;
   const percent = (100 * (value - paper)) / paper;
-  return { percent, text: `${percent > 0 ? "+" : percent < 0 ? "−" : "±"}${Math.abs(percent).toFixed(1)} %`, better: percent <= 0 };
+  const shown = Math.abs(percent).toFixed(1);
+  return { percent, text: `${shown === "0.0" ? "±" : percent > 0 ? "+" : "−"}${shown} %`, better: percent <= 0 };
 }
 
 /** The paper's models and one or two runs on an axis; lower is better, to the left. */

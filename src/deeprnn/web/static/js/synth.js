@@ -58,12 +58,17 @@ function strike({ context, master, wave }, midi, start, seconds, loud) {
 
 /** Plays a roll from a frame on; tells the frame it is at, and when it is over. */
 export class Player {
-  constructor() { this.playing = false; }
+  constructor() {
+    this.playing = false;
+    this.turn = 0;
+  }
 
   async play(roll, { tempo, from = 0, onframe, onend }) {
     this.stop();
+    const turn = this.turn;
     const audio = sound();
     await Promise.race([audio.context.resume(), new Promise((done) => setTimeout(done, 400))]);
+    if (turn !== this.turn) return;  // stopped or begun anew meanwhile
     // Where there is no sound device the clock of the audio stands still: then the page's own has to do.
     const silent = audio.context.state !== "running";
     const now = () => (silent ? performance.now() / 1000 : audio.context.currentTime);
@@ -93,6 +98,7 @@ export class Player {
   }
 
   stop() {
+    this.turn++;
     clearInterval(this.timer);
     this.playing = false;
     for (const { tone, gain } of this.voices || []) {

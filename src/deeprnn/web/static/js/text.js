@@ -16,7 +16,7 @@ export function textBench(runs) {
   const temperature = slider("Temperature", { min: 0.1, max: 2, step: 0.05, value: 0.8, show: (v) => v.toFixed(2), id: "temperature" });
   const length = whole(kind === "char" ? "Characters" : "Words", { min: 1, max: 2000, value: kind === "char" ? 300 : 80, id: "length" });
   const seed = seedField();
-  const go = button(two ? "Continue both" : "Continue", proceed, { class: "button primary", id: "continue" });
+  const go = button(two ? "Continue both" : "Continue", press, { class: "button primary", id: "continue" });
   const look = button("Show surprise", surprise, { id: "surprise" });
   const status = h("p", { class: "soft", role: "status" });
   const voices = runs.map((run, i) => {
@@ -24,8 +24,23 @@ export function textBench(runs) {
     return { run, tokens, mean: h("span", { class: "soft surprise" }) };
   });
 
-  async function together(label, work) {
-    if (job) { job.abort(); return; }
+  let over = Promise.resolve();  // when what goes on now has ended
+  let turn = 0;  // only the last wish waits for that
+
+  /** Continue, which is Stop while something goes on. */
+  function press() {
+    if (job) job.abort();
+    else proceed();
+  }
+
+  function together(label, work) {
+    job?.abort();
+    const mine = ++turn;
+    over = over.then(() => (mine === turn ? run(label, work) : null));
+    return over;
+  }
+
+  async function run(label, work) {
     job = new AbortController();
     go.textContent = "Stop";
     status.textContent = label;
@@ -36,6 +51,7 @@ export function textBench(runs) {
     } catch (error) {
       if (error.name === "AbortError") status.textContent = "stopped";
       else { status.textContent = ""; toast(error.message); }
+      job.abort();  // the other of two goes no further alone
     }
     job = null;
     go.textContent = two ? "Continue both" : "Continue";
@@ -73,5 +89,5 @@ export function textBench(runs) {
     h("div", { class: "scale" }, h("span", { text: "expected" }), [0, 1, 2, 3, 4, 5].map((i) => h("i", { class: `heat${i}` })), h("span", { text: "surprising" }),
       h("div", { class: "bench-status" }, two ? null : voices[0].mean, status)),
     h("p", { class: "soft small", text: "Point at a symbol to see what the model would rather have seen; press an alternative to go on from there." }));
-  return { el, dispose() { job?.abort(); voices.forEach((v) => v.tokens.dispose()); } };
+  return { el, dispose() { turn++; job?.abort(); voices.forEach((v) => v.tokens.dispose()); } };
 }
