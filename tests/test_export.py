@@ -9,7 +9,7 @@ from torch import Tensor
 import deeprnn
 from deeprnn import DeepRNN
 from deeprnn.errors import UserError
-from deeprnn.export import export_onnx, export_program
+from deeprnn.export import _example, export_onnx, export_program
 
 I, H = 4, 6
 DEEP = {"intermediate_sizes": (5,), "shortcut": "last", "input_to": "all"}
@@ -97,6 +97,21 @@ def test_onnx_step_by_step(name, tmp_path):
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
         values = (values[0], *got[1:])
+
+
+def test_an_export_takes_the_type_and_device_of_the_parameters():
+    sizes = {"input_size": I, "hidden_size": H, "output_size": I}
+    net = deeprnn.rnn(**sizes, dtype=torch.float64)
+    x, h = torch.rand(3, 2, I, dtype=torch.float64), torch.rand(2, H, dtype=torch.float64)
+    torch.testing.assert_close(export_program(net).module()(x, h)[0], net(x, (h,))[0], rtol=0, atol=1e-12)
+    elsewhere = (deeprnn.rnn(**sizes, device="meta"), DeepRNN(I, H, device="meta"))
+    elsewhere += (deeprnn.rnn(**sizes, output="categorical", device="meta"),)
+    assert all(value.is_meta for net in elsewhere for value in _example(net, step=False))
+
+
+def test_what_is_no_recurrence_of_ours_is_refused():
+    with pytest.raises(UserError, match="got RNN"):
+        export_program(torch.nn.RNN(I, H))  # type: ignore[arg-type]
 
 
 def test_both_ways_cannot_be_exported_step_by_step(tmp_path):

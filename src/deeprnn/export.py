@@ -41,21 +41,24 @@ class Step(Sequence):
 def _example(module: Recurrent, step: bool) -> tuple[Tensor, ...]:
     """Inputs of sizes that do not look like constants (neither 0 nor 1 nor equal to each other)."""
     T, B = 5, 3
+    if not isinstance(module, Recurrent):
+        raise UserError(f"a DeepRNN or a SequenceModel can be exported, got {type(module).__name__}")
+    weight = next(module.parameters())
+    kw = {"dtype": weight.dtype, "device": weight.device}
     if isinstance(module, DeepRNN):
         if step and module.bidirectional:
             raise UserError(
                 "a bidirectional layer cannot be exported step by step: it needs the whole sequence"
             )
-        weight = next(module.parameters())
         lead = (B,) if step else (B, T) if module.batch_first else (T, B)
-        x = torch.zeros(*lead, module.input_size, dtype=weight.dtype)
+        x = torch.zeros(*lead, module.input_size, **kw)
         levels = module.num_layers * (2 if module.bidirectional else 1)
-        return x, torch.zeros(levels, B, module.hidden_size, dtype=weight.dtype)
+        return x, torch.zeros(levels, B, module.hidden_size, **kw)
     lead = (B,) if step else (T, B)
     if module.spec.symbols:
-        x = torch.zeros(lead, dtype=torch.int64)
+        x = torch.zeros(lead, dtype=torch.int64, device=weight.device)
     else:
-        x = torch.zeros(*lead, module.spec.input_size)
+        x = torch.zeros(*lead, module.spec.input_size, **kw)
     return x, *module.initial_state(B)
 
 
