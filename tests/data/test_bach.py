@@ -40,6 +40,34 @@ def test_a_second_load_comes_from_the_cache(bach, monkeypatch):
     assert (again.splits["test"].packed == bach.splits["test"].packed).all()
 
 
+@pytest.fixture
+def two_chorales(monkeypatch):
+    rolls = [np.eye(8, 88, k, dtype=np.uint8) for k in (0, 1)]
+    monkeypatch.setattr(
+        "deeprnn.data.bach.parse_chorales", lambda *_, **__: (["bwv10.7", "bwv435"], rolls, None)
+    )
+    return rolls
+
+
+def test_a_damaged_cache_is_parsed_again(two_chorales, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("DEEPRNN_CACHE", str(tmp_path))
+    first = load("bach")
+    (kept,) = tmp_path.glob("bach-*.npz")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: len(whole) // 2])
+    again = load("bach")
+    assert again.names == first.names
+    assert "parsing the chorales again" in caplog.text
+    assert len(kept.read_bytes()) == len(whole), "and kept whole this time"
+
+
+def test_a_cache_that_cannot_be_written_is_no_hindrance(two_chorales, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("DEEPRNN_CACHE", str(tmp_path / "file"))
+    assert (load("bach").splits["train"][0] == two_chorales[0]).all()
+    assert "set DEEPRNN_CACHE" in caplog.text
+
+
 def test_splits_are_fixed_by_the_number():
     assert [split_of(f"bwv{n}") for n in ("10.7", "435", "9.7")] == ["train", "test", "test"]
     assert split_of("bwv248.23-s") == split_of("bwv248.23-2")

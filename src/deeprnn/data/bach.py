@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from deeprnn.data.arrays import read_npz
 from deeprnn.data.files import write_atomically
 from deeprnn.data.music import SPLITS, Grid, MusicData, Songs
 from deeprnn.data.quantise import Losses, render, to_common_tonic
@@ -39,10 +41,18 @@ def load_bach(name: str = "bach", *, grid: Grid | None = None, transpose: bool =
     folder, version = corpus_folder()
     key = f"bach-v{VERSION}-{version}-{grid.steps_per_beat}-{grid.low}-{grid.high}-{int(transpose)}.npz"
     place = cache_folder() / key
-    if not place.is_file():
+    kept = _read(place)
+    if kept is None:
         titles, rolls, _ = parse_chorales(folder, grid, transpose, progress=_progress)
-        _save(place, titles, rolls)
-    return _read(place, name, grid)
+        kept = titles, Songs.pack(rolls, grid.size)
+        try:
+            _save(place, *kept)
+        except OSError as error:  # the data is there all the same
+            advice = "they will be parsed again next time; set DEEPRNN_CACHE to a folder that can be written"
+            logging.getLogger("deeprnn").warning(
+                "cannot keep the chorales at %s (%s): %s", place, error, advice
+            )
+    return _divide(*kept, name, grid)
 
 
 def corpus_folder() -> tuple[Path, str]:
@@ -149,18 +159,27 @@ def split_of(title: str) -> str:
     return SPLITS[-1]
 
 
-def _save(place: Path, titles: list[str], rolls: list[np.ndarray]) -> None:
-    songs = Songs.pack(rolls, rolls[0].shape[1])
+def _save(place: Path, titles: list[str], songs: Songs) -> None:
     with write_atomically(place) as file:
         np.savez_compressed(
             file, packed=songs.packed, lengths=songs.lengths, pitches=songs.pitches, titles=np.array(titles)
         )
 
 
-def _read(place: Path, name: str, grid: Grid) -> MusicData:
-    with np.load(place, allow_pickle=False) as stored:
+def _read(place: Path) -> tuple[list[str], Songs] | None:
+    """What was kept; None where nothing was, or where the file is damaged."""
+    if not place.is_file():
+        return None
+    try:
+        stored = read_npz(place)
         songs = Songs(stored["packed"], stored["lengths"], int(stored["pitches"]))
-        titles = [str(title) for title in stored["titles"]]
+        return [str(title) for title in stored["titles"]], songs
+    except (UserError, KeyError) as error:
+        logging.getLogger("deeprnn").warning("parsing the chorales again: %s", error)
+        return None
+
+
+def _divide(titles: list[str], songs: Songs, name: str, grid: Grid) -> MusicData:
     splits = [split_of(title) for title in titles]
     rolls = {s: [songs[i] for i, mine in enumerate(splits) if mine == s] for s in SPLITS}
     return MusicData(
