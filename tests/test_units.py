@@ -173,6 +173,11 @@ def test_unknown_units_are_refused_with_a_hint(text, words):
         UnitSpec.parse(text)
 
 
+def test_an_unknown_unit_says_how_to_add_it():
+    with pytest.raises(UserError, match=r"units.register\(name, function\)"):
+        UnitSpec.parse("softsign")
+
+
 def test_a_callable_is_known_by_its_name(registry):
     def softsign(a):
         return a / (1 + a.abs())

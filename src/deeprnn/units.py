@@ -72,7 +72,8 @@ class UnitSpec:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise UserError(f"unknown unit {name!r}{hint}: known are {', '.join(known)}")
+            raise UserError(f"unknown unit {name!r}{hint}: known are {', '.join(known)}; "
+                            "deeprnn.units.register(name, function) adds one of your own")  # fmt: skip
         if name not in POOLED:
             if pool:
                 raise UserError(f"unit {name!r} does not pool: write {name!r}, not {text!r}")
