@@ -12,9 +12,12 @@ import pytest
 from deeprnn import checkpoint
 from deeprnn.cli import main
 from deeprnn.errors import UserError
+from deeprnn.models import build
 from deeprnn.recipe import Recipe, to_toml
 from deeprnn.runs import load_run
+from deeprnn.specs import Dropout
 from deeprnn.training import keeping
+from deeprnn.training.evaluate import dynamic_evaluation, evaluate
 from deeprnn.training.session import resume, rooted, run_recipe
 from tests.test_runs import StopAt, strip
 from tests.training.toys import DEEP, music, recipe, text
@@ -45,6 +48,33 @@ def test_resuming_a_finished_run_writes_damaged_best_parameters_again(tmp_path, 
     after = checkpoint.load_best(home)
     assert (after.meta, set(after.tensors)) == (before.meta, set(before.tensors))
     assert all(after.tensors[k].equal(before.tensors[k]) for k in before.tensors)
+
+
+def test_a_resumed_run_mends_what_it_can_of_its_folder(tmp_path, caplog):
+    run_recipe(recipe(), tmp_path / "whole", data=music())
+    with pytest.raises(keeping.Interrupted):
+        run_recipe(recipe(), tmp_path / "r", data=music(), watch=lambda t, f: [StopAt(t.length + 3)])
+    whole, run = load_run(tmp_path / "whole"), load_run(tmp_path / "r")
+    for name in ("run.json", "grid.json", "metrics.jsonl"):
+        (run.path / name).write_bytes((run.path / name).read_bytes()[:20])
+    resume(run.path, data=music())
+    assert "metrics.jsonl has lost lines" in caplog.text
+    again = load_run(run.path)
+    assert again.grid == whole.grid
+    assert again.info["result"] == whole.info["result"]
+    assert [row["epoch"] for row in again.metrics()] == [2, 3]
+
+
+def test_a_split_that_is_not_there_is_an_error_of_use():
+    data = text()
+    del data.splits["test"]
+    model = build(recipe().model.spec(data.size, True, Dropout()), seed=0)
+    for score in (
+        lambda: evaluate(model, data, "test"),
+        lambda: dynamic_evaluation(model, data, "test", rate=0.1),
+    ):
+        with pytest.raises(UserError, match=r"no split 'test', or it is empty: it has train, valid"):
+            score()
 
 
 def other_text():

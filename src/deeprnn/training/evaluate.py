@@ -13,6 +13,7 @@ from deeprnn import losses, metrics
 from deeprnn.data.batching import Plan, music_evaluation, text_evaluation
 from deeprnn.data.music import MusicData
 from deeprnn.data.text import TextData
+from deeprnn.errors import UserError
 from deeprnn.models import SequenceModel
 from deeprnn.recipe import EvaluationPart
 from deeprnn.training.flat import Layout
@@ -70,12 +71,17 @@ def mean_nats(data: Data, nats: np.ndarray) -> float:
     return metrics.mean(float(nats.sum()), nats.size if data.kind == "music" else nats.size - 1)
 
 
+def _check_split(data: Data, split: str) -> None:
+    full = [name for name, part in data.splits.items() if len(part)]
+    if split not in full:
+        raise UserError(f"{data.name} has no split {split!r}, or it is empty: it has {', '.join(full)}")
+
+
 def evaluate(
     model: SequenceModel, data: Data, split: str, part: EvaluationPart | None = None
 ) -> dict[str, float]:
     """All conventions for a model with its own parameters."""
-    if split not in data.splits or not len(data.splits[split]):
-        raise ValueError(f"{data.name} has no split {split!r}: it has {', '.join(data.splits)}")
+    _check_split(data, split)
     parameters = Layout.of(model).pack([dict(model.named_parameters())], next(model.parameters()).device)
     plan = evaluation_plan(data, split, part or EvaluationPart())
     return summarise(data, split, score(model, parameters, plan)[0])
@@ -104,6 +110,7 @@ def dynamic_evaluation(
     from deeprnn.training.schedule import Schedule
     from deeprnn.training.updater import Updater
 
+    _check_split(data, split)
     recipe = Recipe(
         data=DataPart(chunk=chunk),
         optimiser=OptimiserPart(rate=rate, clip=clip),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import signal
 import threading
@@ -28,6 +29,8 @@ from deeprnn.models import SequenceModel
 from deeprnn.recipe import Recipe, override, to_toml
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import Trainer, members_of
+
+logger = logging.getLogger("deeprnn")
 
 METRICS = {"music": "nats/frame", "char": "bpc", "word": "perplexity"}
 
@@ -155,11 +158,17 @@ class Keeper:
         return True
 
     def _cut(self, lengths: Sequence[int]) -> None:
+        """Put metrics.jsonl back to what the state knows of; lines that were lost since stay lost."""
         self.lengths = list(lengths)
-        for home, length in zip(self.homes, lengths, strict=True):
+        for p, (home, length) in enumerate(zip(self.homes, lengths, strict=True)):
             path = home / "metrics.jsonl"
+            kept = path.read_bytes()[:length] if path.exists() else b""
+            if len(kept) < length:
+                logger.warning("%s has lost lines: its learning curve begins anew", path)
+                kept = b""
+            self.lengths[p] = len(kept)
             if path.exists():
-                os.truncate(path, min(length, path.stat().st_size))
+                os.truncate(path, len(kept))
 
 
 def homes(recipe: Recipe, folder: Path) -> list[Path]:
@@ -209,6 +218,18 @@ def fingerprint(data: Data) -> str:
     if not isinstance(data, MusicData):
         digest.update(json.dumps(data.vocabulary).encode())
     return digest.hexdigest()[:16]
+
+
+def mend_side_files(recipe: Recipe, data: Data, folder: Path) -> None:
+    """Write again what generation needs of the data, where it was lost or damaged."""
+    for home in homes(recipe, folder):
+        for name, content in side_files(data).items():
+            try:
+                whole = json.loads((home / name).read_bytes()) == content
+            except (OSError, ValueError):
+                whole = False
+            if not whole:
+                checkpoint.write_json(home / name, content)
 
 
 def check_data(recipe: Recipe, data: Data, folder: Path) -> None:

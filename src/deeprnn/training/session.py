@@ -91,6 +91,7 @@ def run_recipe(
         if not _laid_out(recipe, folder):
             keeping.lay_out(recipe, data, folder, device)
         keeping.check_data(recipe, data, folder)
+        keeping.mend_side_files(recipe, data, folder)
         return _stages(recipe, folder, data, torch.device(device), watch, heard)
 
 
@@ -111,7 +112,16 @@ def recipe_of(folder: Path) -> Recipe:
 
 
 def _laid_out(recipe: Recipe, folder: Path) -> bool:
-    return all((home / "run.json").exists() for home in keeping.homes(recipe, folder))
+    """Whether every run.json is there; one that cannot be read is written anew."""
+    for home in keeping.homes(recipe, folder):
+        if not (home / "run.json").exists():
+            return False
+        try:
+            _ = runs.Run(home).info["result"]
+        except (UserError, KeyError, TypeError) as error:
+            logger.warning("%s is written anew (%s)", home / "run.json", error)
+            return False
+    return True
 
 
 def _stages(
