@@ -50,7 +50,7 @@ function shelf(title, runs) {
       spark(run.spark || [], 220, 44),
       h("span", { class: "card-foot" },
         h("span", {}, h("b", { text: number(run.test ?? run.valid) }), h("small", { class: "soft", text: run.test === null ? " validation" : " test" })),
-        h("small", { class: "soft", text: run.status === "running" ? `epoch ${run.epochs}` : `${count(run.parameters)} parameters` }))))))); 
+        h("small", { class: "soft", text: run.status === "running" ? `epoch ${run.epochs}` : `${count(run.parameters)} params` }))))))); 
 }
 
 function table(store) {
