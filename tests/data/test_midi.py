@@ -92,6 +92,14 @@ def test_types_zero_and_one_sound_together_and_two_one_after_another():
     assert two.type == 2
 
 
+def test_the_channels_of_one_track_of_type_two_sound_together():
+    chord = [(0, b"\x90\x3c\x50"), (0, b"\x91\x40\x50"), (Q, b"\x80\x3c\x00"), (0, b"\x81\x40\x00")]
+    other_sound = [(0, b"\xc0\x05"), (0, b"\x90\x3e\x50"), (Q, b"\x80\x3e\x00")]
+    song = midi_bytes_to_song(midi_file([[*chord, *other_sound], note_track([(0, Q, 67)])], kind=2))
+    assert [(row.nonzero()[0] + 21).tolist() for row in song.roll[::4]] == [[60, 64], [62], [67]]
+    assert song.tracks == 2
+
+
 def test_empty_tracks_are_counted():
     song = midi_bytes_to_song(midi_file([[], note_track([(0, Q, 60)]), []]))
     assert (song.tracks, song.empty_tracks) == (3, 2)

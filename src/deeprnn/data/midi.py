@@ -42,16 +42,15 @@ def midi_bytes_to_song(
     symusic = need("symusic", extra="midi")
     header = _header(data, what)
     try:
-        score = symusic.Score.from_midi(data)
-        tracks = [(track.is_drum, track.notes.numpy()) for track in score.tracks]
-        per_beat = int(score.ticks_per_quarter)
+        scores = [symusic.Score.from_midi(part) for part in (_single_tracks(data) if header == 2 else [data])]
+        songs = [[(track.is_drum, track.notes.numpy()) for track in score.tracks] for score in scores]
     except (RuntimeError, ValueError, MemoryError, OverflowError) as error:
         raise UserError(f"{what} is not a readable MIDI file: {error}") from error
-    if per_beat < 1:
+    if (per_beat := int.from_bytes(data[12:14], "big")) < 1:
         raise UserError(f"{what} has a time division of {per_beat} ticks per beat; it must be positive")
     ons = _note_ons(data)
-    sounding = [notes for is_drum, notes in tracks if drums or not is_drum]
-    onset, end, pitch = _join(sounding, one_after_another=header == 2)
+    tracks = [track for song in songs for track in song]
+    onset, end, pitch = _join([[notes for is_drum, notes in song if drums or not is_drum] for song in songs])
     roll, losses = render(onset, end, pitch, grid, what, per_beat)
     losses.drums = sum(len(notes["time"]) for is_drum, notes in tracks if is_drum and not drums)
     losses.notes += losses.drums
@@ -64,7 +63,7 @@ def midi_bytes_to_song(
         type=header,
         tracks=len(ons) if ons is not None else len(tracks),
         empty_tracks=sum(count == 0 for count in ons) if ons is not None else 0,
-        tempo_changes=max(0, len(score.tempos) - 1),
+        tempo_changes=sum(max(0, len(score.tempos) - 1) for score in scores),
     )
 
 
@@ -79,16 +78,31 @@ def _header(data: bytes, what: str) -> int:
     return kind
 
 
-def _join(tracks: list[dict[str, np.ndarray]], one_after_another: bool) -> tuple[np.ndarray, ...]:
+def _single_tracks(data: bytes) -> list[bytes]:
+    """Each track as a file of its own: the parser divides a track by channels, whose notes belong together."""
+    head = b"MThd\0\0\0\6\0\0\0\1" + data[12:14]
+    files, at = [], 8 + int.from_bytes(data[4:8], "big")
+    while at + 8 <= len(data) and len(files) < 0xFFFF:  # the header can count no more
+        stop = at + 8 + int.from_bytes(data[at + 4 : at + 8], "big")
+        if data[at : at + 4] == b"MTrk":
+            files.append(head + data[at:stop])
+        at = stop
+    return files
+
+
+def _join(songs: list[list[dict[str, np.ndarray]]]) -> tuple[np.ndarray, ...]:
+    """Onsets, ends and pitches of all notes: a song's tracks together, the songs one after another."""
     onsets, ends, pitches, shift = [], [], [], 0
-    for notes in tracks:
-        onset = notes["time"].astype(np.int64) + shift
-        end = onset + notes["duration"].astype(np.int64)
-        onsets.append(onset)
-        ends.append(end)
-        pitches.append(notes["pitch"].astype(np.int64))
-        if one_after_another and len(end):
-            shift = int(end.max())
+    for tracks in songs:
+        last = shift
+        for notes in tracks:
+            onset = notes["time"].astype(np.int64) + shift
+            end = onset + notes["duration"].astype(np.int64)
+            onsets.append(onset)
+            ends.append(end)
+            pitches.append(notes["pitch"].astype(np.int64))
+            last = max(last, int(end.max(initial=0)))
+        shift = last
     empty = [np.zeros(0, np.int64)]
     return tuple(np.concatenate(parts or empty) for parts in (onsets, ends, pitches))
 
