@@ -175,6 +175,15 @@ def test_the_roll_works_by_keyboard_alone(open_page: Open, server: Server) -> No
     shown(page, "document.querySelector('.roll').dataset.playhead === ''")
 
 
+def test_what_has_the_focus_is_seen(open_page: Open, server: Server) -> None:
+    """The field that takes files is hidden: the button that stands for it shows the focus."""
+    page = bench(open_page, server, "bach")
+    page.locator("#start").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "midi"
+    assert page.evaluate("getComputedStyle(document.querySelector('label.file')).outlineStyle") == "solid"
+
+
 def test_notes_are_dragged(open_page: Open, server: Server) -> None:
     page = bench(open_page, server, "bach")
     page.get_by_role("button", name="Clear").click()
