@@ -398,6 +398,7 @@ def test_wrong_reset_marks_are_named(reset):
         ({"output": "gaussian"}, "output"),
         ({"intermediate": None}, "size.*None"),
         ({"output_hidden": "12"}, "size.*'12'"),
+        ({"dropout": Dropout(input=0.1), "output": "categorical"}, r"dropout.input=0.1.*symbols"),
         ({"dropout": 0.3}, r"dropout.*Dropout\(output=0.5\).*0.3"),
         ({"init": {"input_std": 1}}, "init must be an InitSpec"),
         ({"output_shortcut": True}, "shortcut"),

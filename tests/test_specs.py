@@ -33,7 +33,7 @@ def any_model(draw) -> ModelSpec:
         output_from=draw(st.sampled_from(["top", "all"])),
         input_to_levels=draw(st.sampled_from(["first", "all"])),
         bias=draw(st.booleans()),
-        dropout=Dropout(input=draw(st.floats(0, 0.9)), per_sequence=draw(st.booleans())),
+        dropout=Dropout(state=draw(st.floats(0, 0.9)), per_sequence=draw(st.booleans())),
     )
 
 

@@ -184,6 +184,9 @@ class ModelSpec:
             raise UserError(
                 f"model: dropout must be a Dropout, such as Dropout(output=0.5), got {self.dropout!r}"
             )
+        if self.dropout.input and self.symbols:
+            raise UserError(f"model: dropout.input={self.dropout.input} has nothing to act on, the input is integer "
+                            "symbols: use dropout.state, intermediate or output")  # fmt: skip
         self._check_sizes()
 
     def _check_sizes(self) -> None:
