@@ -20,6 +20,7 @@ from deeprnn.training import keeping
 from deeprnn.training.evaluate import dynamic_evaluation, evaluate
 from deeprnn.training.session import resume, rooted, run_recipe
 from tests.test_runs import StopAt, strip
+from tests.training.torture import outcome
 from tests.training.toys import DEEP, music, recipe, text
 
 SMALL = ["--model.hidden", "8", "--stop.epochs", "1", "--threads", "1", "--device", "cpu"]
@@ -104,6 +105,25 @@ def test_a_first_stage_goes_on_by_the_recipe_in_its_folder(tmp_path):
     for stage in ("pretrain", "."):
         a, b = load_run(tmp_path / "whole" / stage), load_run(tmp_path / "cut" / stage)
         assert strip(a.metrics()) == strip(b.metrics())
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2]])
+def test_a_run_that_served_as_first_stage_may_go_away(tmp_path, seeds):
+    run_recipe(recipe(), tmp_path / "first", data=music())
+    second = recipe(model__output_hidden=[5], pretrain__run=str(tmp_path / "first"), seeds=seeds)
+    run_recipe(second, tmp_path / "whole", data=music())
+    with pytest.raises(keeping.Interrupted):
+        run_recipe(second, tmp_path / "cut", data=music(), watch=lambda t, f: [StopAt(3)])
+    (tmp_path / "first").rename(tmp_path / "moved")
+    resume(tmp_path / "cut", data=music())
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_dynamic_evaluation_that_diverges_says_so():
+    data = music()
+    model = build(recipe().model.spec(data.size, False, Dropout()), seed=0)
+    with pytest.raises(UserError, match=r"in chunk \d+ of .*--dynamic 2.5e\+38"):
+        dynamic_evaluation(model, data, "test", rate=1e39, chunk=5, clip=0.0)
 
 
 def test_paths_in_a_recipe_hold_from_every_folder(book, monkeypatch):

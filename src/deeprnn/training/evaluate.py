@@ -132,4 +132,9 @@ def dynamic_evaluation(
             logits, _ = _call(model, views, batch.x, state, batch.reset)
             plan.record(scores, index, losses.nats(model.spec.output, logits, batch.y))
         updater.update([batch])
+    if (step := int(updater.bad[0])) >= 0:
+        raise UserError(
+            f"dynamic evaluation at rate {rate:g} met a NaN or infinite loss in chunk {step + 1} of {len(plan)}: "
+            f"try a lower rate, for example --dynamic {rate / 4:g}"
+        )
     return summarise(data, split, plan.collect(scores))

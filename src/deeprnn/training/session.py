@@ -18,7 +18,7 @@ from deeprnn.errors import UserError
 from deeprnn.recipe import DataPart, Recipe, load_recipe, override
 from deeprnn.training import keeping
 from deeprnn.training.evaluate import Data
-from deeprnn.training.loop import NonFinite, Trainer, Watcher, members_of
+from deeprnn.training.loop import NonFinite, Trainer, Watcher
 from deeprnn.training.pretrain import first_stage
 
 logger = logging.getLogger("deeprnn")
@@ -174,15 +174,7 @@ def _first_stage(
 ) -> list[Mapping[str, Tensor]] | None:
     """The parameters each member starts from: trained now, taken up, or those of a finished run."""
     if recipe.pretrain.run:
-        source = Path(recipe.pretrain.run)
-        found = runs.population(source) if (source / "population.json").exists() else [runs.load_run(source)]
-        members = members_of(recipe)
-        found = found * len(members) if len(found) == 1 else found
-        if len(found) != len(members):
-            raise UserError(
-                f"{source} has {len(found)} members but this run has {len(members)}: give one or as many"
-            )
-        return [checkpoint.load_best(run.path).tensors for run in found]
+        return _from_run(recipe, folder)
     if not recipe.pretrain.recipe:
         return None
     below = folder / "pretrain"
@@ -194,3 +186,22 @@ def _first_stage(
         keeping.lay_out(stage, data, below, device)
     _stages(stage, below, data, device, watch, heard)
     return [checkpoint.load_best(home).tensors for home in keeping.homes(stage, below)]
+
+
+def _from_run(recipe: Recipe, folder: Path) -> list[Mapping[str, Tensor]]:
+    """The best parameters of the run that `pretrain.run` names, kept here: it may move or change later."""
+    places = [home / "start" for home in keeping.homes(recipe, folder)]
+    if not all((place / "best.json").exists() for place in places):
+        source = Path(recipe.pretrain.run)
+        found = runs.population(source) if (source / "population.json").exists() else [runs.load_run(source)]
+        if len(found) not in (1, len(places)):
+            raise UserError(
+                f"{source} has {len(found)} members but this run has {len(places)}: give one or as many"
+            )
+        for place, run in zip(places, found * len(places) if len(found) == 1 else found, strict=True):
+            if run.info["result"] is None:
+                logger.warning("%s has not finished: starting from its best parameters so far", run.path)
+            best = checkpoint.load_best(run.path)
+            place.mkdir(exist_ok=True)
+            checkpoint.save_best(place, best.tensors, {**best.meta, "run": str(run.path)})
+    return [checkpoint.load_best(place).tensors for place in places]
