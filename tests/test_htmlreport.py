@@ -190,6 +190,27 @@ def test_numbers_are_written_with_sense():
     assert spread(None) == "–"
     assert "better" in difference((8.0, 0), 8.3)
     assert difference(None, 8.3) == "–"
+    assert "−3.6 %" in difference((8.0, 0), 8.3)
+    assert "±0.0 %" in difference((8.2999, 0), 8.3)
+
+
+@pytest.mark.parametrize("values", [(2e-4, 1e-4), (3e-7, 1e-8), (8.27512, 8.2750), (1.0, 0.9999), (5e4, 1.0)])
+def test_no_two_ticks_have_one_name(values):
+    names = re.findall(r'text-anchor="end">([^<]+)<', line_chart([Series("rate", [1, 2], values)]))
+    assert len(names) >= 3
+    assert len(set(names)) == len(names)
+    assert all(len(name) <= 9 for name in names)
+
+
+def test_a_start_off_the_scale_is_cut_off_not_drawn_along_the_edge():
+    y = [40.0, 20.0, *(8.0 - 0.01 * i for i in range(30))]
+    chart = line_chart([Series("a", range(1, 33), y)], skip=0.2)
+    clip = re.search(r'<svg x="\S+" y="(\S+)" width="\S+" height="\S+" viewBox', chart)
+    points = re.search(r'points="([^"]+)"', chart)
+    assert clip
+    assert points
+    heights = [float(point.split(",")[1]) for point in points[1].split()]
+    assert max(heights[:2]) < float(clip[1]) < min(heights[10:])
 
 
 def test_charts_take_odd_input():

@@ -63,7 +63,9 @@ def difference(test: tuple[float, float] | None, paper: float | None) -> str:
         return "–"
     percent = 100 * (test[0] / paper - 1)
     css = "better" if percent <= 0 else "worse"
-    return f'<span class="{css}">{percent:+.1f} %</span>'
+    shown = f"{abs(percent):.1f}"
+    sign = "±" if shown == "0.0" else "+" if percent > 0 else "−"
+    return f'<span class="{css}">{sign}{shown} %</span>'
 
 
 def is_best(group: Group, found: Sequence[Group]) -> bool:
@@ -249,7 +251,7 @@ def settings(run: Run) -> str:
         "epochs": len(rows) or None,
         "best epoch": (info.get("result") or {}).get("best_epoch"),
         "training time": f"{rows[-1].get('seconds', math.nan):,.0f} s" if rows else None,
-        "validation": score(run, "valid"),
+        "validation": None if (valid := score(run, "valid")) is None else f"{valid:.4f}",
         "version": info.get("version"),
         "commit": info.get("commit"),
         **(info.get("environment") or {}),

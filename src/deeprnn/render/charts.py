@@ -56,12 +56,14 @@ def line_chart(
 
     def py(y: float) -> float:
         value = scale(y) if not log or y > 0 else low
-        return TOP + (high - max(low, min(high, value))) / (high - low) * (height - TOP - BOTTOM)
+        return TOP + (high - max(2 * low - high, min(2 * high - low, value))) / (high - low) * (
+            height - TOP - BOTTOM
+        )
 
     out = [f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">']
     for tick in _log_ticks(low, high) if log else _ticks(low, high, 5):
         y = py(10**tick if log else tick)
-        text = f"{10**tick:g}" if log else _tidy(tick, high - low)
+        text = f"{10**tick:.3g}" if log else _tidy(tick, high - low)
         out.append(f'<path class="rule" d="M{LEFT:g},{y:.1f}H{width - RIGHT:g}"/>')
         out.append(f'<text x="{LEFT - 7:g}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     for tick in dict.fromkeys(round(tick) for tick in _ticks(first, last, 8)):
@@ -74,6 +76,10 @@ def line_chart(
         out.append(
             f'<text class="level" x="{width - RIGHT:g}" y="{y - 5:.1f}" text-anchor="end">{escape(level[1])}</text>'
         )
+    # An svg of its own cuts off what leaves the scale; drawn along its edge it would look like a plateau.
+    box = f"{LEFT - 6:g} {TOP:g} {width - LEFT - RIGHT + 12:g} {height - TOP - BOTTOM:g}"
+    x0, y0, w, h = box.split()
+    out.append(f'<svg x="{x0}" y="{y0}" width="{w}" height="{h}" viewBox="{box}">')
     for s in series:
         points = " ".join(
             f"{px(x):.1f},{py(y):.1f}" for x, y in zip(s.x, s.y, strict=True) if math.isfinite(y)
@@ -83,7 +89,7 @@ def line_chart(
         out.append(
             mark or f'<polyline class="{s.css}" points="{points}"><title>{escape(s.name)}</title></polyline>'
         )
-    return "".join([*out, "</svg>"])
+    return "".join([*out, "</svg></svg>"])
 
 
 def scatter(
@@ -214,5 +220,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 def _tidy(value: float, span: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(span))) if span < 100 else 0
-    text = f"{value:.{min(digits, 4)}f}"
+    if digits > 6 and abs(value) < 1e-3:
+        return f"{value:.3g}"
+    text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

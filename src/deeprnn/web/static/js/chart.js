@@ -165,8 +165,8 @@ export function spark(values, width = 64, height = 20) {
   const svg = s("svg", { class: "spark", width, height, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
   if (values.length < 2) return svg;
   const low = Math.min(...values);
-  const high = Math.max(...values.slice(Math.floor(values.length / 10)));
-  const Y = (v) => 2 + (1 - (Math.min(v, high) - low) / (high - low || 1)) * (height - 4);
+  const high = Math.max(...values.slice(Math.floor(values.length / 10)));  // a steep start leaves the picture
+  const Y = (v) => 2 + (1 - (v - low) / (high - low || 1)) * (height - 4);
   const d = values.map((v, i) => `${i ? "L" : "M"}${((i / (values.length - 1)) * (width - 2) + 1).toFixed(1)} ${Y(v).toFixed(1)}`).join("");
   svg.append(s("path", { d, class: "line valid", "vector-effect": "non-scaling-stroke" }));
   return svg;
