@@ -176,6 +176,19 @@ def test_a_second_process_is_refused_and_the_first_one_named(tmp_path):
     assert other() == "held\n"
 
 
+def test_a_full_disk_does_not_keep_a_folder_from_being_held(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with checkpoint.lock(tmp_path):
+            assert checkpoint.held(tmp_path)
+    assert not checkpoint.held(tmp_path)
+    with checkpoint.lock(tmp_path):
+        assert (tmp_path / ".lock").read_text().strip() == str(os.getpid())
+
+
 def test_reading_never_unpickles(tmp_path):
     save(tmp_path, 1)
     (tmp_path / "last.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")

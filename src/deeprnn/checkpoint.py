@@ -234,11 +234,10 @@ def lock(folder: Path) -> Iterator[None]:
             raise UserError(
                 f"{folder} is in use by process {owner}: wait for it, stop it, or choose another folder"
             ) from None
-        with contextlib.suppress(OSError):  # who holds it is a help for the second one, no more
-            file.seek(0)
-            file.truncate()
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+        # Unbuffered: on a full disk the holder's name is left out, and nothing is left for close() to fail on.
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
         yield
 
 
