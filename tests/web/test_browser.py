@@ -412,6 +412,10 @@ def test_a_view_that_came_too_late_leaves_nothing_behind(open_page: Open, server
         page.wait_for_timeout(20)
     page.evaluate(f"location.hash = '#/run/{live}'")
     page.wait_for_selector("h1:text('young')")
+    for _ in range(100):  # the title is there before the live connection is
+        if server.page.watchers.taken:
+            break
+        page.wait_for_timeout(20)
     assert server.page.watchers.taken == 1
     held[0].continue_()
     page.wait_for_timeout(400)
