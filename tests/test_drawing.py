@@ -148,7 +148,9 @@ def test_svg_is_well_formed_and_speaks_of_both_steps(spec):
 
 
 def test_a_title_cannot_break_the_svg():
-    ElementTree.fromstring(model_svg(FAMILY["rnn"], title='<script>"&'))
+    picture = ElementTree.fromstring(model_svg(FAMILY["rnn"], title='<script>"&'))
+    assert '<script>"&' in "".join(picture.itertext())
+    assert not [e for e in picture.iter() if e.tag.endswith("script")]
 
 
 def test_png_is_drawn():

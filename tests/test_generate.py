@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -392,7 +391,3 @@ def test_thousands_of_frames_a_second():
     begin = time.perf_counter()
     sample_music(model, 250, count=16)
     assert 16 * 250 / (time.perf_counter() - begin) > 1000  # far more when nothing else runs
-
-
-def test_info_is_plain_data():
-    json.dumps(fake_run("music").info)
