@@ -7,18 +7,23 @@ kernel: each thread-block cluster serves one member. docs/kernels.md explains th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack  # type: ignore[attr-defined]
 
-from deeprnn.backends import TransitionSpec, cpu
+from deeprnn.backends import TransitionSpec, cpu, reference
 from deeprnn.backends.cuda import launch
 from deeprnn.backends.cuda.planning import UNITS, Device, Plan, make_plan
-from deeprnn.backends.gradients import weight_gradients
+from deeprnn.backends.gradients import inside_functional_grad, inside_vmap, weight_gradients
 
 PRECISIONS = ("fp32", "bf16")
+PLAIN = (Tensor, torch.nn.Parameter)
+DEVICE = "cuda"  # tests without a GPU name another
 
 
 def why_not(
@@ -96,12 +101,36 @@ def unroll(
     reset: Tensor | None = None,
     precision: str = "fp32",
 ) -> tuple[Tensor, Tensor]:
-    """States h (T, B, H) and intermediate layers z (T, B, ΣM - H)."""
-    return unroll_cuda(A, h0, list(W), list(S), reset, *spec.text, precision)
+    """States h (T, B, H) and intermediate layers z (T, B, ΣM - H).
+
+    Inside torch.func.grad and its kin, where custom operators have no gradient, the reference serves.
+    """
+    if torch.compiler.is_compiling():
+        return unroll_cuda(A, h0, list(W), list(S), reset, *spec.text, precision)
+    if inside_functional_grad():
+        return reference.unroll(A, h0, list(W), list(S), spec, reset)
+    if inside_vmap() or not torch.is_grad_enabled():
+        return unroll_cuda(A, h0, list(W), list(S), reset, *spec.text, precision)
+    return Direct.apply(A, h0, reset, spec.text, precision, len(W), *W, *S)
 
 
-@torch.library.custom_op("deeprnn::unroll_cuda", mutates_args=(), device_types="cuda")
-def unroll_cuda(
+# Defined by schema: torch.library.custom_op would import the compiler, seconds, at the first call, and look
+# at every argument again at each.
+torch.library.define(
+    "deeprnn::unroll_cuda",
+    "(Tensor A, Tensor h0, Tensor[] W, Tensor[] S, Tensor? reset, str units, str shortcuts, str precision) "
+    "-> (Tensor, Tensor)",
+)
+torch.library.define(
+    "deeprnn::unroll_cuda_backward",
+    "(Tensor dh, Tensor? dz, Tensor h, Tensor z, Tensor h0, Tensor[] W, Tensor[] S, Tensor? reset, "
+    "str units, str shortcuts, str precision) -> (Tensor, Tensor)",
+)
+unroll_cuda = torch.ops.deeprnn.unroll_cuda.default
+unroll_cuda_backward = torch.ops.deeprnn.unroll_cuda_backward.default
+
+
+def _forward(
     A: Tensor,
     h0: Tensor,
     W: list[Tensor],
@@ -115,20 +144,23 @@ def unroll_cuda(
     h, z = _outputs(A, h0)
     if h.numel() == 0:
         return h, z
-    spec = TransitionSpec.from_text([w.shape[-2] for w in W], units, shortcuts)
+    spec = _spec_of(tuple(w.shape[-2] for w in W), units, shortcuts)
     marks = None if reset is None else reset.contiguous()
     A_, h0_, W_, S_, h_, z_ = _led((A, h0, W, S, h, z), A.dim() == 4)
-    launch.forward(A_, h0_, W_, S_, marks, spec, precision == "bf16", h_, z_)
+    with _on(A):
+        launch.forward(A_, h0_, W_, S_, marks, spec, precision == "bf16", h_, z_)
     return h, z
 
 
-@unroll_cuda.register_fake
+torch.library.impl("deeprnn::unroll_cuda", "cuda", _forward)
+
+
+@torch.library.register_fake("deeprnn::unroll_cuda")
 def _(A, h0, W, S, reset, units, shortcuts, precision):
     return _outputs(A, h0)
 
 
-@torch.library.custom_op("deeprnn::unroll_cuda_backward", mutates_args=(), device_types="cuda")
-def unroll_cuda_backward(
+def _backward(
     dh: Tensor,
     dz: Tensor | None,
     h: Tensor,
@@ -145,14 +177,18 @@ def unroll_cuda_backward(
     dA, dh0 = _gradients(h, z, h0)
     if h.numel() == 0:
         return dA, dh0.zero_()
-    spec = TransitionSpec.from_text([w.shape[-2] for w in W], units, shortcuts)
+    spec = _spec_of(tuple(w.shape[-2] for w in W), units, shortcuts)
     marks = None if reset is None else reset.contiguous()
     dh_, dz_, h_, z_, W_, S_, dA_, dh0_ = _led((dh, dz, h, z, W, S, dA, dh0), h.dim() == 4)
-    launch.backward(dh_, dz_, h_, z_, W_, S_, marks, spec, precision == "bf16", dA_, dh0_)
+    with _on(h):
+        launch.backward(dh_, dz_, h_, z_, W_, S_, marks, spec, precision == "bf16", dA_, dh0_)
     return dA, dh0
 
 
-@unroll_cuda_backward.register_fake
+torch.library.impl("deeprnn::unroll_cuda_backward", "cuda", _backward)
+
+
+@torch.library.register_fake("deeprnn::unroll_cuda_backward")
 def _(dh, dz, h, z, h0, W, S, reset, units, shortcuts, precision):
     return _gradients(h, z, h0)
 
@@ -164,6 +200,18 @@ def _outputs(A: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
 
 def _gradients(h: Tensor, z: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
     return h.new_empty(*h.shape[:-1], h.shape[-1] + z.shape[-1]), h.new_empty(h0.shape)
+
+
+@lru_cache(maxsize=1024)
+def _spec_of(sizes: tuple[int, ...], units: str, shortcuts: str) -> TransitionSpec:
+    return TransitionSpec.from_text(sizes, units, shortcuts)
+
+
+def _on(x: Tensor) -> AbstractContextManager:
+    """Make the tensor's GPU the current one, where it is not."""
+    if not x.is_cuda or torch.cuda.current_device() == x.device.index:
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def _led(values: Sequence[Any], population: bool) -> list[Any]:
@@ -187,19 +235,60 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _unroll_backward(ctx: Any, dh: Tensor | None, dz: Tensor | None) -> tuple[Any, ...]:
+    weights = any(ctx.needs_input_grad[2]) or any(ctx.needs_input_grad[3])  # one flag per tensor of each list
+    return (*_all_gradients(ctx, dh, dz, unroll_cuda_backward, weights), None, None, None, None)
+
+
+def _all_gradients(
+    ctx: Any,
+    dh: Tensor | None,
+    dz: Tensor | None,
+    operator: Callable[..., tuple[Tensor, Tensor]],
+    weights: bool,
+) -> tuple[Tensor, Tensor, list[Any], list[Any]]:
+    """dA, dh0, and where they are wanted the gradients of W and S."""
     h, z, h0, reset, *matrices = ctx.saved_tensors
     W, S = matrices[: ctx.layers], matrices[ctx.layers :]
     dh = torch.zeros_like(h) if dh is None else dh
-    dA, dh0 = unroll_cuda_backward(dh, dz, h, z, h0, W, S, reset, ctx.units, ctx.shortcuts, ctx.precision)
-    dW: Any = [None] * len(W)
-    dS: Any = [None] * len(S)
-    if any(ctx.needs_input_grad[2]) or any(ctx.needs_input_grad[3]):  # one flag per tensor of each list
-        sizes = [w.shape[-2] for w in W]
-        dW, dS = weight_gradients(dA, h, z, h0, reset, sizes, [c == "1" for c in ctx.shortcuts])
-    return dA, dh0, dW, dS, None, None, None, None
+    dA, dh0 = operator(dh, dz, h, z, h0, W, S, reset, ctx.units, ctx.shortcuts, ctx.precision)
+    if not weights:
+        return dA, dh0, [None] * len(W), [None] * len(S)
+    sizes = [w.shape[-2] for w in W]
+    return dA, dh0, *weight_gradients(dA, h, z, h0, reset, sizes, [c == "1" for c in ctx.shortcuts])
 
 
-unroll_cuda.register_autograd(_unroll_backward, setup_context=_save)
+torch.library.register_autograd("deeprnn::unroll_cuda", _unroll_backward, setup_context=_save)
+
+
+class Direct(torch.autograd.Function):
+    """The operator and its backward without the dispatcher and torch.library's autograd, for plain tensors.
+
+    Where a second derivative is wanted or something looks on (fake tensors, a tracer, a subclass), the
+    operators themselves are called.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, A, h0, reset, text, precision, layers, *matrices):
+        W, S = list(matrices[:layers]), list(matrices[layers:])
+        operator: Callable[..., Any] = _forward if _plain(A, h0, *matrices) else unroll_cuda
+        output = operator(A, h0, W, S, reset, *text, precision)
+        _save(ctx, (A, h0, W, S, reset, *text, precision), output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        dh, dz = grads
+        plain = not torch.is_grad_enabled() and _plain(*ctx.saved_tensors[:2], *grads)
+        operator = _backward if plain else unroll_cuda_backward
+        dA, dh0, dW, dS = _all_gradients(ctx, dh, dz, operator, any(ctx.needs_input_grad[6:]))
+        return dA, dh0, None, None, None, None, *dW, *dS
+
+
+def _plain(*tensors: Tensor | None) -> bool:
+    """Whether nothing but the kernel can be meant: no subclass, no mode that watches operators."""
+    if _len_torch_dispatch_stack():
+        return False
+    return all(x is None or (type(x) in PLAIN and x.device.type == DEVICE) for x in tensors)
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -213,30 +302,27 @@ def _second_backward(ctx: Any, g_dA: Tensor, g_dh0: Tensor) -> tuple[Any, ...]:
     return (*cpu._second_backward(ctx, g_dA, g_dh0), None)
 
 
-unroll_cuda_backward.register_autograd(_second_backward, setup_context=_save_backward)
+torch.library.register_autograd(
+    "deeprnn::unroll_cuda_backward", _second_backward, setup_context=_save_backward
+)
 
 
 # ---- vmap: the mapped dimension becomes the leading population dimension
 
 
-def _lead(value: Any, dim: Any, size: int) -> Any:
-    """`value` with its mapped dimension first; what is not mapped is repeated without a copy."""
-    if isinstance(value, list):
-        return [_lead(v, d, size) for v, d in zip(value, dim, strict=True)]
-    if value is None:
-        return None
-    return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
-
-
-@unroll_cuda.register_vmap
-def _(info, in_dims, A, h0, W, S, reset, units, shortcuts, precision):
-    moved = [_lead(v, d, info.batch_size) for v, d in zip((A, h0, W, S), in_dims[:4], strict=True)]
-    marks = reset if reset is None or in_dims[4] is None else reset.movedim(in_dims[4], 0)
+def _map_forward(info, in_dims, A, h0, W, S, reset, units, shortcuts, precision):
+    values = zip((A, h0, W, S), in_dims[:4], strict=True)
+    moved = [cpu._lead(value, dim, info.batch_size) for value, dim in values]
+    marks = cpu._marks_lead(reset, in_dims[4])
     return unroll_cuda(*moved, marks, units, shortcuts, precision), (0, 0)
 
 
-@unroll_cuda_backward.register_vmap
-def _(info, in_dims, dh, dz, h, z, h0, W, S, reset, units, shortcuts, precision):
-    moved = [_lead(v, d, info.batch_size) for v, d in zip((dh, dz, h, z, h0, W, S), in_dims[:7], strict=True)]
-    marks = reset if reset is None or in_dims[7] is None else reset.movedim(in_dims[7], 0)
+def _map_backward(info, in_dims, dh, dz, h, z, h0, W, S, reset, units, shortcuts, precision):
+    values = zip((dh, dz, h, z, h0, W, S), in_dims[:7], strict=True)
+    moved = [cpu._lead(value, dim, info.batch_size) for value, dim in values]
+    marks = cpu._marks_lead(reset, in_dims[7])
     return unroll_cuda_backward(*moved, marks, units, shortcuts, precision), (0, 0)
+
+
+torch.library.register_vmap("deeprnn::unroll_cuda", _map_forward)
+torch.library.register_vmap("deeprnn::unroll_cuda_backward", _map_backward)
