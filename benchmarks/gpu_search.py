@@ -105,11 +105,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/search.json"))
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--jobs", type=int, default=3, help="populations at once")
+    parser.add_argument(
+        "--company", type=int, default=0, help="kernels expected side by side (default: --jobs)"
+    )
     parser.add_argument("--device", default="auto")
     a = parser.parse_args()
     a.out.parent.mkdir(parents=True, exist_ok=True)
     search = Search(json.loads(a.file.read_text()), a.out, a.minutes, str(pick_device(a.device)))
-    expect_company(a.jobs)
+    expect_company(a.company or a.jobs)
     sys.setswitchinterval(2e-4)  # a thread that only replays graphs must not wait long for one that computes
     with ThreadPoolExecutor(a.jobs) as pool:
         for future in [pool.submit(search.run_job, n) for n in range(len(search.jobs))]:

@@ -60,3 +60,16 @@ def test_forgetting_clears_one_member_only():
     optimiser.forget(0)
     assert optimiser.buffers["velocity"][0].abs().sum() == 0
     assert optimiser.buffers["velocity"][1].abs().sum() == 3
+
+
+def test_adam_goes_on_at_its_rate_after_forgetting():
+    parameters = torch.zeros(2, 3)
+    optimiser = Optimiser(OptimiserPart(name="adam"), parameters)
+    rate, gradient = torch.full((2,), 0.1), torch.tensor([1.0, -2.0, 3.0]).expand(2, 3)
+    for update in range(5000):
+        if update == 4990:
+            optimiser.forget(0)
+        before = parameters.clone()
+        optimiser.step(slice(0, 2), parameters, gradient, rate, torch.tensor(update))
+        moved = (parameters - before).abs()
+        torch.testing.assert_close(moved, torch.full((2, 3), 0.1), rtol=1e-3, atol=1e-3)

@@ -100,8 +100,10 @@ def _on_own_stream(device: str):
     if not device.startswith("cuda"):
         yield
         return
+    from deeprnn.reproduction.streams import own_stream
+
     torch.cuda.set_device(torch.device(device).index or 0)
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with own_stream() as stream, torch.cuda.stream(stream):
         yield
 
 

@@ -8,11 +8,32 @@ of its own, in the mode that leaves the other threads free to allocate.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from deeprnn.training.cuda_graph import WARM_UP, GraphEngine
 from deeprnn.training.updater import Updater
+
+_IDLE: list[torch.cuda.Stream] = []
+
+
+@contextmanager
+def own_stream() -> Iterator[torch.cuda.Stream]:
+    """A stream that nobody else uses meanwhile.
+
+    Streams are lent, not made anew: torch hands out the same 32 in turn, and the 33rd would be one on which
+    another thread works, or worse, captures.
+    """
+    try:
+        stream = _IDLE.pop()
+    except IndexError:
+        stream = torch.cuda.Stream()
+    try:
+        yield stream
+    finally:
+        _IDLE.append(stream)
 
 
 class ConcurrentEngine(GraphEngine):
@@ -25,10 +46,9 @@ class ConcurrentEngine(GraphEngine):
     def _capture(self, length: int) -> torch.cuda.CUDAGraph:
         """Warm up, put back what that changed, then capture: all of it while no other thread does."""
         current = torch.cuda.current_stream()
-        with self.setup:
+        with self.setup, own_stream() as side:
             tensors = [*self.updater.tensors().values(), self.cursor]
             before = [t.clone() for t in tensors]
-            side = torch.cuda.Stream()
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 for _ in range(WARM_UP):

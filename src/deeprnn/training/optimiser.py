@@ -17,6 +17,10 @@ class Optimiser:
         self.part = part
         self.multipliers = multipliers  # (N,): 0.1 for what was pretrained
         self.buffers = {name: torch.zeros_like(parameters) for name in BUFFERS[part.name]}
+        if "m" in self.buffers:  # how many gradients m has seen: `forget` starts it again, v goes on
+            self.buffers["seen"] = torch.zeros(
+                len(parameters), 1, dtype=torch.float64, device=parameters.device
+            )
         self.scratch = torch.empty_like(parameters[:1])
 
     def step(self, rows: slice, parameters: Tensor, gradient: Tensor, rate: Tensor, update: Tensor) -> None:
@@ -31,23 +35,31 @@ class Optimiser:
             velocity = own["velocity"].mul_(self.part.momentum).addcmul_(gradient, rate, value=-1)
             parameters.add_(velocity)
         else:
-            self._adam(parameters, gradient, rate, update, own["m"], own["v"])
+            self._adam(parameters, gradient, rate, update, **own)
 
-    def _adam(self, p: Tensor, g: Tensor, rate: Tensor, update: Tensor, m: Tensor, v: Tensor) -> None:
+    def _adam(
+        self, p: Tensor, g: Tensor, rate: Tensor, update: Tensor, m: Tensor, v: Tensor, seen: Tensor
+    ) -> None:
         b1, b2 = self.part.betas
         t = (update + 1).to(torch.float64)
+        seen.add_(1)
         m.lerp_(g, 1 - b1)
         v.mul_(b2).addcmul_(g, g, value=1 - b2)
-        correction = (torch.sqrt(1 - b2**t) / (1 - b1**t)).to(p.dtype)
+        correction = (torch.sqrt(1 - b2**t) / (1 - b1**seen)).to(p.dtype)
         if self.part.name == "adamw" and self.part.weight_decay:
             p.sub_(p * (rate * self.part.weight_decay))
         # ε is scaled with the correction, as in Kingma and Ba's efficient form of the algorithm.
         p.addcdiv_(m * (rate * correction), v.sqrt() + self.part.epsilon, value=-1)
 
     def forget(self, member: int) -> None:
-        """Zero a member's buffers, where its parameters jump back to earlier ones."""
-        for buffer in self.buffers.values():
-            buffer[member].zero_()
+        """Zero a member's direction, where its parameters jump back to earlier ones.
+
+        Adam's v stays: it is the scale of the gradients, which is much the same there, and without it the
+        next thousand steps would be up to three times too long.
+        """
+        for name, buffer in self.buffers.items():
+            if name != "v":
+                buffer[member].zero_()
 
 
 def clip_scale(norm: Tensor, threshold: float) -> Tensor:
