@@ -11,6 +11,7 @@ from deeprnn import backends, benchmark_peers, benchmarking, cli
 from deeprnn.backends import cpu
 from deeprnn.benchmark_peers import Work
 from deeprnn.benchmarking import Row, measure
+from deeprnn.commands import bench
 from deeprnn.commands.bench import with_ratios
 
 WORK = Work(steps=4, batch=2, hidden=9, inputs=5)
@@ -92,6 +93,44 @@ def test_the_command_prints_a_table_and_fails_when_ours_is_wrong(capsys, monkeyp
     monkeypatch.setitem(backends._FUNCTIONS, "cpu", lambda *a, **k: tuple(x + 1 for x in right(*a, **k)))
     assert cli.main(arguments) == 1
     assert "not timed" in capsys.readouterr().out
+
+
+def test_the_command_times_first_calls_in_fresh_processes(capsys):
+    arguments = "bench --device cpu --batch 1 --hidden 6 --steps 3 --repeats 1 --peers ours --first-call yes"
+    assert cli.main([*arguments.split(), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["first_call"]
+    assert first["cold_s"] > 0
+    assert first["cached_s"] > first["cached_again_s"] > 0
+    assert {"forward", "backward", "again"} <= set(first["parts_s"])
+    text = bench._first_call_text(first)
+    assert "kernels on disk" in text
+    assert "failed" not in first
+
+
+def test_a_peer_that_cannot_run_here_is_a_row_and_not_the_end(monkeypatch):
+    def broken(self):
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(benchmark_peers.Bench, "_compiled", broken)
+    failed, ours = measure(WORK, ["torch.compile", "ours"], repeats=1)
+    assert failed.failed == "RuntimeError: no compiler"
+    assert failed.train_us is None
+    assert ours.train_us
+
+
+def test_peers_of_a_gpu_have_ours_in_a_graph_and_called():
+    names = benchmark_peers.peers_for("cuda", compiled=True)
+    assert {"ours", "ours, called", "eager loop", "CUDA graph", "nn.RNN", "nn.RNN x2", "nn.LSTM"} <= set(
+        names
+    )
+    assert {"torch.compile", "torch.compile, CUDA graph"} <= set(names)
+
+
+def test_jax_computes_the_same_function():
+    pytest.importorskip("jax")
+    (row,) = measure(WORK, [benchmark_peers.JAX], repeats=1)
+    assert row.failed is None
+    assert row.train_us
 
 
 @pytest.mark.parametrize("wrong", ["--steps 0", "--peers nobody", "--batch 0"])

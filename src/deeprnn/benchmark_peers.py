@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deeprnn.backends import TransitionSpec, choose, load, unroll
+
+Results = tuple[Tensor, Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,12 @@ class Peer:
     name: str
     run: Callable[[], Tensor]
     parameters: list[Tensor]
-    truth: Callable[[], tuple[Tensor, list[Tensor]]]  # the same outputs and gradients in float64
+    truth: Callable[[], Results]  # the same outputs and gradients in float64
+    forward: Callable[[], Any] | None = None  # what is timed, where it is not run() without gradients
     train: Callable[[], Any] | None = None  # forward and backward, where it is not run() and then backward
-    results: Callable[[], tuple[Tensor, Sequence[Tensor]]] | None = None  # to check, where run() is not timed
+    results: Callable[[], Results] | None = None  # to check, where run() is not timed
+    by_host: bool = False  # timed by the host's clock: its work is not on torch's stream
+    calls: int = 1  # in one sample: a short call would measure its own launch
     note: str = ""
 
 
@@ -88,9 +94,9 @@ class Bench:
         self.model = Loop(work)
         self.x = torch.randn(work.steps, work.batch, work.inputs, device=work.device)
         self.g = torch.randn(work.steps, work.batch, work.hidden, device=work.device)
-        self._truth: tuple[Tensor, list[Tensor]] | None = None
+        self._truth: Results | None = None
 
-    def truth(self) -> tuple[Tensor, list[Tensor]]:
+    def truth(self) -> Results:
         """Outputs and gradients by the reference in float64, computed once."""
         if self._truth is None:
             self._truth = _in_double(
@@ -100,27 +106,34 @@ class Bench:
 
     def peer(self, name: str) -> Peer:
         """The peer of that name."""
-        parameters: list[Tensor] = list(self.model.parameters())
-        if name in ("nn.RNN", "nn.RNN x2", "nn.LSTM"):
+        if name in LIBRARY:
             return self._library(name)
+        if name == JAX:
+            from deeprnn.benchmark_jax import jax_peer
+
+            return jax_peer(self)
+        kind = name.removesuffix(GRAPH) if name != "CUDA graph" else "eager loop"
         runs: dict[str, Callable[[], Tensor]] = {
             "ours": lambda: self.model.by_backend(self.x, self.work.spec, "auto"),
+            "ours, called": lambda: self.model.by_backend(self.x, self.work.spec, "auto"),
             "reference": lambda: self.model.by_backend(self.x, self.work.spec, "reference"),
             "plain calls": lambda: self.model.by_backend(self.x, self.work.spec, "cpu"),
             "eager loop": lambda: self.model(self.x),
-            "CUDA graph": lambda: self.model(self.x),
         }
-        run = self._compiled() if name == "torch.compile" else runs[name]
-        peer = Peer(name, run, parameters, self.truth)
+        run = self._compiled() if kind == "torch.compile" else runs[kind]
+        peer = Peer(name, run, list(self.model.parameters()), self.truth, note=NOTES.get(name, ""))
         if name == "ours":
             peer.note = describe_ours(self.work)
-        elif name == "plain calls":
+        if name == "plain calls":
             peer.run, peer.train = _on_plain_path(peer, self.g)
-        elif name == "CUDA graph":
-            peer.train = peer.results = captured(peer, self.g)
+        elif self.work.device == "cuda" and (name in ("ours", "CUDA graph") or name.endswith(GRAPH)):
+            graphs = Captured(peer, self.g)
+            peer.train = peer.results = graphs.train
+            peer.forward, peer.calls = graphs.forward, 4
         return peer
 
     def _compiled(self) -> Callable[[], Tensor]:
+        torch._dynamo.reset()  # else a second shape would be compiled for all shapes, and run slower
         step = torch.compile(self.model.step)
 
         def run() -> Tensor:
@@ -147,13 +160,25 @@ class Bench:
         )
 
 
-PEERS = ("ours", "eager loop", "reference", "nn.RNN", "nn.RNN x2", "nn.LSTM")
+LIBRARY = ("nn.RNN", "nn.RNN x2", "nn.LSTM")
+JAX = "JAX lax.scan"
+GRAPH = ", CUDA graph"
+NOTES = {
+    "CUDA graph": "the eager loop in a CUDA graph",
+    "ours, called": "from Python, without a graph",
+    "torch.compile": "the step compiled, the loop in Python",
+}
 
 
 def peers_for(device: str, compiled: bool = False) -> tuple[str, ...]:
-    """The peers measured by default on a device."""
-    names = (*PEERS, "plain calls") if device == "cpu" else (*PEERS, "CUDA graph")
-    return (*names, "torch.compile") if compiled else names
+    """The peers measured by default on a device; on a GPU ours is replayed as a CUDA graph, as it trains."""
+    if device == "cpu":
+        names = ("ours", "eager loop", "reference", *LIBRARY, "plain calls")
+        return (*names, "torch.compile") if compiled else names
+    names = ("ours", "ours, called", "eager loop", "CUDA graph", *LIBRARY)
+    if find_spec("jax") is not None:
+        names = (*names, JAX)
+    return (*names, "torch.compile", "torch.compile" + GRAPH) if compiled else names
 
 
 def describe_ours(work: Work) -> str:
@@ -181,33 +206,53 @@ def _on_plain_path(peer: Peer, g: Tensor) -> tuple[Callable[[], Tensor], Callabl
     return lambda: plainly(run), lambda: plainly(lambda: backward(run(), peer.parameters, g))
 
 
-def captured(peer: Peer, g: Tensor) -> Callable[[], tuple[Tensor, Sequence[Tensor]]]:
-    """Forward and backward of a peer in one CUDA graph, captured at the first call; the graph's own results."""
-    kept: list[Any] = []
+class Captured:
+    """A peer's passes as CUDA graphs, each captured at its first call."""
 
-    def replay() -> tuple[Tensor, Sequence[Tensor]]:
-        if not kept:
-            for _ in range(2):
-                backward(peer.run(), peer.parameters, g)
+    def __init__(self, peer: Peer, g: Tensor):
+        self.run, self.parameters, self.g = peer.run, peer.parameters, g
+        self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, Any]] = {}
+
+    def forward(self) -> Tensor:
+        """The forward pass alone, without gradients."""
+        return self._replay("forward", self._forward)
+
+    def train(self) -> Results:
+        """Forward and backward; the graph's own results."""
+        return self._replay("train", self._train)
+
+    def _forward(self) -> Tensor:
+        with torch.no_grad():
+            return self.run()
+
+    def _train(self) -> Results:
+        h = self.run()
+        return h.detach(), backward(h, self.parameters, self.g)
+
+    def _replay(self, name: str, work: Callable[[], Any]) -> Any:
+        if name not in self.graphs:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    work()
+            torch.cuda.current_stream().wait_stream(side)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                h = peer.run()
-                gradients = backward(h, peer.parameters, g)
-            kept.extend((graph, h.detach(), gradients))
-        kept[0].replay()
-        return kept[1], kept[2]
-
-    return replay
+                results = work()
+            self.graphs[name] = graph, results
+        graph, results = self.graphs[name]
+        graph.replay()
+        return results
 
 
-def _in_double(
-    module: nn.Module, run: Callable[[Any, Tensor], Tensor], x: Tensor, g: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """Outputs and parameter gradients of a copy of the module in float64 on the CPU."""
-    twin = copy.deepcopy(module).cpu().double()
-    h = run(twin, x.cpu().double())
-    return h.detach(), list(torch.autograd.grad(h, list(twin.parameters()), g.cpu().double()))
+def _in_double(module: nn.Module, run: Callable[[Any, Tensor], Tensor], x: Tensor, g: Tensor) -> Results:
+    """Outputs and parameter gradients of a copy of the module in float64, on its device; the results on the CPU."""
+    twin = copy.deepcopy(module).double()
+    h = run(twin, x.double())
+    gradients = torch.autograd.grad(h, list(twin.parameters()), g.double())
+    return h.detach().cpu(), [d.cpu() for d in gradients]
 
 
 def backward(h: Tensor, parameters: Sequence[Tensor], g: Tensor) -> tuple[Tensor, ...]:

@@ -84,27 +84,46 @@ def measure(work: Work, names: Sequence[str], repeats: int = 7, seed: int = 0) -
     bench = Bench(work, seed)
     rows, running = [], []
     for name in names:
-        peer = bench.peer(name)
-        row = Row(name, work, note=peer.note)
+        row = Row(name, work)
         rows.append(row)
-        train = peer.train or (lambda peer=peer: backward(peer.run(), peer.parameters, bench.g))
-        row.first_call_s = round(_seconds(train, work.device), 4)
-        row.error, row.failed = check(peer, bench.g)
-        if row.failed is None:
-            row.peak_mb = peak_memory(train, work.device)
-            forward = _without_gradients(peer.run)
-            forward()
-            running.append((row, forward, train))
+        try:
+            prepared = _prepare(row, bench)
+        except (RuntimeError, ImportError) as error:  # what a library cannot do here is a result, not the end
+            row.failed = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"
+            continue
+        if prepared is not None:
+            running.append(prepared)
     for _ in range(repeats):
-        for row, forward, train in running:
-            row.times["forward"].append(_seconds(forward, work.device))
-            row.times["train"].append(_seconds(train, work.device))
+        for row, peer, forward, train in running:
+            row.times["forward"].append(_seconds(forward, work.device, peer))
+            row.times["train"].append(_seconds(train, work.device, peer))
     for row, *_ in running:
         for kind, times in row.times.items():
             per_step = [t / work.steps * 1e6 for t in times]
-            setattr(row, f"{kind}_us", round(statistics.median(per_step), 2))
-            setattr(row, f"{kind}_us_min", round(min(per_step), 2))
+            setattr(row, f"{kind}_us", round(statistics.median(per_step), 3))
+            setattr(row, f"{kind}_us_min", round(min(per_step), 3))
     return rows
+
+
+def _prepare(row: Row, bench: Bench) -> tuple[Row, Peer, Callable[[], Any], Callable[[], Any]] | None:
+    """Make a peer, call it once, check it and note its memory; what is to be timed, None if it is wrong."""
+    device = row.work.device
+    peer = bench.peer(row.peer)
+    row.note = peer.note
+
+    def called() -> Any:
+        return backward(peer.run(), peer.parameters, bench.g)
+
+    train = peer.train or called
+    row.first_call_s = round(_seconds(train, device, peer, once=True), 4)
+    row.error, row.failed = check(peer, bench.g)
+    if row.failed is not None:
+        return None
+    if not peer.by_host:
+        row.peak_mb = peak_memory(train if device == "cpu" else called, device)
+    forward = peer.forward or _without_gradients(peer.run)
+    forward()
+    return row, peer, forward, train
 
 
 def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], None]:
@@ -115,19 +134,25 @@ def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], None]:
     return forward
 
 
-def _seconds(work: Callable[[], Any], device: str) -> float:
-    """Wall time on the CPU, device events on CUDA."""
-    if device == "cpu":
+def _seconds(work: Callable[[], Any], device: str, peer: Peer | None = None, once: bool = False) -> float:
+    """Wall time on the CPU and of a first call, device events on CUDA."""
+    calls = 1 if peer is None or once else peer.calls
+    if device != "cpu":
+        torch.cuda.synchronize()
+    if device == "cpu" or once or (peer is not None and peer.by_host):
         start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / calls
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
         work()
-        return time.perf_counter() - start
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    work()
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop) / 1e3
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / calls
 
 
 def peak_memory(work: Callable[[], Any], device: str) -> float | None:

@@ -24,8 +24,8 @@ class Bench:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """where to run (the GPU where there is one)"""
-    batch: tuple[int, ...] = (1, 16, 64)
-    """batch sizes"""
+    batch: tuple[int, ...] = ()
+    """batch sizes (1 16 64, on a GPU also 256)"""
     hidden: tuple[int, ...] = (400,)
     """units of the state and of the intermediate layers"""
     depth: tuple[int, ...] = (2,)
@@ -35,9 +35,11 @@ class Bench:
     repeats: int = 7
     """rounds"""
     peers: tuple[str, ...] = ()
-    """only these: ours, "eager loop", reference, nn.RNN, "nn.RNN x2", nn.LSTM, ..."""
+    """only these: ours, "eager loop", nn.RNN, "nn.RNN x2", nn.LSTM, "JAX lax.scan", ..."""
     compile: bool = False
     """also time the step under torch.compile (needs a C++ compiler, takes its time)"""
+    first_call: Literal["auto", "yes", "no"] = "auto"
+    """time the first call in fresh processes, with and without kernels on disk (on a GPU by default)"""
     json: bool = False
     """one JSON document instead of tables"""
 
@@ -50,7 +52,7 @@ class Bench:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: no CUDA device is available; use --device cpu")
-        if min(*self.batch, *self.hidden, *self.depth, self.steps, self.repeats) < 1:
+        if min(1, *self.batch, *self.hidden, *self.depth, self.steps, self.repeats) < 1:
             raise UserError("--batch, --hidden, --depth, --steps and --repeats must be at least 1")
         report = self.measure(device)
         if self.json:
@@ -70,16 +72,24 @@ class Bench:
             raise UserError(f"--peers: unknown {unknown[0]!r}; known are {', '.join(known)}")
         names = self.peers or benchmark_peers.peers_for(device, self.compile)
         rows = []
+        batches = self.batch or ((1, 16, 64) if device == "cpu" else (1, 16, 64, 256))
         for hidden in self.hidden:
             for depth in self.depth:
-                for batch in self.batch:
+                for batch in batches:
                     work = Work(self.steps, batch, hidden, depth, device=device)
                     print(
                         f"T={self.steps} B={batch} H={hidden} depth {depth} ...", file=sys.stderr, flush=True
                     )
                     rows += with_ratios(benchmarking.measure(work, names, self.repeats))
         settings = {"device": device, "unit": "microseconds per step", "repeats": self.repeats}
-        return {"format": 1, **benchmarking.surroundings(device), "settings": settings, "rows": rows}
+        report = {"format": 1, **benchmarking.surroundings(device), "settings": settings, "rows": rows}
+        if self.first_call == "yes" or (self.first_call == "auto" and device == "cuda"):
+            from deeprnn.benchmark_first import first_calls
+
+            print("first calls in fresh processes ...", file=sys.stderr, flush=True)
+            work = Work(self.steps, batches[0], self.hidden[0], self.depth[0], device=device)
+            report["first_call"] = first_calls(work)
+        return report
 
 
 def with_ratios(rows: list[Row]) -> list[dict[str, Any]]:
@@ -112,6 +122,20 @@ def show(report: dict[str, Any]) -> None:
             )
     for note in dict.fromkeys(row["note"] for row in report["rows"] if row["peer"] == "ours" and row["note"]):
         out.print(f"ours: {note}")
+
+    if (first := report.get("first_call")) is not None:
+        out.print(_first_call_text(first))
+
+
+def _first_call_text(first: dict[str, Any]) -> str:
+    if "failed" in first:
+        return f"first call: {first['failed']}"
+    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in first.get("parts_s", {}).items())
+    return (
+        f"first call of a process, H={first['hidden']} B={first['batch']}: {first['cold_s']:.2f} s with kernels "
+        f"compiled, {first['cached_s']:.2f} s with kernels on disk; a second call {first['cached_again_s']:.4f} s"
+        + (f"\nits parts, s: {parts}" if parts else "")
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
