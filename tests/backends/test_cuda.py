@@ -45,16 +45,8 @@ def test_rnn_1100_stays_on_chip_in_bf16():
     assert planning.make_plan(rnn(1100), 1, 1, True, False, H200).path != "generic"
 
 
-def test_what_fits_no_cluster_takes_the_generic_kernel():
-    assert planning.make_plan(dts(1000), 1, 1, False, False, H200).path == "generic"
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (7, 5)])
-def test_gpus_before_hopper_take_the_generic_kernel(capability):
-    old = planning.Device(capability, 99 * 1024, 108)
-    plan = planning.make_plan(dts(400), 64, 1, False, False, old)
-    assert plan.path == "generic"
-    assert plan.shared <= old.shared_limit
+def test_what_fits_no_card_takes_the_generic_kernel():
+    assert planning.make_plan(dts(2000), 1, 1, False, False, H200).path == "generic"
 
 
 def test_a_population_of_15_runs_at_once():

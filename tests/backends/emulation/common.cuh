@@ -22,6 +22,7 @@ typedef unsigned char u8;
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
+using std::max;
 using std::min;
 
 struct Index { u32 x; };
@@ -109,6 +110,7 @@ INLINE unsigned char* at(u32 address, int size, bool own = true) {
 template <int N> INLINE void load_shared(float (&x)[N], u32 address) { memcpy(x, at(address, 4 * N), 4 * N); }
 INLINE void store_shared(u32 address, float x) { memcpy(at(address, 4), &x, 4); }
 INLINE void load_words(u32 (&x)[4], u32 address) { memcpy(x, at(address, 16), 16); }
+INLINE void touch(const float* p) { volatile float read = *p; (void)read; }
 INLINE void store_words(u32 address, u32 a, u32 b, u32 c, u32 d) { u32 w[4] = {a, b, c, d}; memcpy(at(address, 16), w, 16); }
 INLINE void barrier_init(u32 bar) { machine.bytes[bar] = Bytes(); at(bar, 8); }
 INLINE void barrier_fence() {}
@@ -152,4 +154,29 @@ INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     d[i] = (float)sum;
   }
   pass(w.gate, 32);  // so that nobody's operands are replaced while they are read
+}
+
+// Words that blocks exchange through global memory (wide.cu). A store is seen by others some time later, and
+// stores to different places in any order; only those to one place keep theirs.
+static std::vector<std::pair<u32*, u32>> posted;
+INLINE void deliver() {
+  if (posted.empty()) return;
+  size_t chosen = machine.random() % posted.size();
+  for (size_t i = 0; i < chosen; i++)
+    if (posted[i].first == posted[chosen].first) chosen = i;
+  *posted[chosen].first = posted[chosen].second;
+  posted.erase(posted.begin() + chosen);
+  machine.idle = 0;
+}
+INLINE void store_relaxed(u32* at, u32 word) { posted.push_back({at, word}); }
+INLINE void load_relaxed(u32 (&w)[4], const u32* at) {
+  if ((size_t)at % 16) fail("a load of 16 bytes is misaligned");
+  for (int i = 0; i < 4; i++) {
+    w[i] = at[i];
+    if (machine.random() % 4 == 0) deliver();   // the four words are not read at once
+  }
+}
+INLINE void relax() {
+  for (int i = machine.random() % 8; i > 0; i--) deliver();
+  yield();
 }

@@ -14,6 +14,7 @@ extern "C" const char* run(const Params* p, int clusters, int cluster, int threa
     machine.fibres.clear();
     machine.gates.clear();
     machine.bytes.clear();
+    posted.clear();
     machine.memory.assign(cluster, std::vector<unsigned char>(shared, 0xff));   // NaN everywhere
     machine.warps.assign(cluster * threads / 32, Warp());
     for (int i = 0; i < cluster * threads; i++) {

@@ -10,7 +10,7 @@ import torch
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 LOCAL_BYTES, REGISTERS = 3, 4  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, _NUM_REGS
-CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _CLUSTER_DIMENSION
 
 
 class DriverError(RuntimeError):
@@ -68,7 +68,15 @@ def ensure_context(device: int) -> None:
 class Kernel:
     """A function of a loaded module, ready to be launched on torch's current stream."""
 
-    def __init__(self, code: bytes, name: str, device: int, shared: int = 0, cluster: int = 1):
+    def __init__(
+        self,
+        code: bytes,
+        name: str,
+        device: int,
+        shared: int = 0,
+        cluster: int = 1,
+        cooperative: bool = False,
+    ):
         lib = library()
         torch.cuda.init()
         with torch.cuda.device(device):
@@ -84,7 +92,7 @@ class Kernel:
                 )
             if cluster > 8:
                 check(lib.cuFuncSetAttribute(function, NON_PORTABLE_CLUSTER, 1), f"cluster of {cluster}")
-        self.function, self.shared, self.cluster = function, shared, cluster
+        self.function, self.shared, self.cluster, self.cooperative = function, shared, cluster, cooperative
 
     def attribute(self, which: int) -> int:
         """An attribute of the compiled function, for reports."""
@@ -93,10 +101,14 @@ class Kernel:
         return value.value
 
     def config(self, grid: int, threads: int, stream: int | None, rows: int = 1) -> _Config:
-        """The launch description; the attribute it points to is kept alive on it."""
-        attribute = _Attribute(CLUSTER_DIMENSION, 0)
-        attribute.value[0], attribute.value[1], attribute.value[2] = self.cluster, 1, 1
-        count = 1 if self.cluster > 1 else 0
+        """The launch description; the attribute it points to is kept alive on it.
+
+        A cooperative kernel starts only when all its blocks can run at once, so that blocks may wait for
+        each other; it is never a kernel of clusters too.
+        """
+        attribute = _Attribute(COOPERATIVE if self.cooperative else CLUSTER_DIMENSION, 0)
+        attribute.value[:3] = (1, 0, 0) if self.cooperative else (self.cluster, 1, 1)
+        count = 1 if self.cooperative or self.cluster > 1 else 0
         config = _Config(
             (grid, rows, 1), (threads, 1, 1), self.shared, stream, ctypes.pointer(attribute), count
         )

@@ -14,9 +14,10 @@ from deeprnn.backends import TransitionSpec
 from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.planning import SHARED_LIMIT, Device, Plan, Ring, macros, make_plan, ring
+from deeprnn.backends.cuda.wide import WidePlan
 
 logger = logging.getLogger("deeprnn")
-SOURCES = {"cluster": "cluster.cu", "mma": "mma.cu", "generic": "generic.cu"}
+SOURCES = {"cluster": "cluster.cu", "mma": "mma.cu", "wide": "wide.cu", "generic": "generic.cu"}
 
 
 @lru_cache(maxsize=16)
@@ -33,7 +34,7 @@ def kernel_of(plan: Plan, stages: Ring, has_reset: bool, has_grad_mid: bool, dev
     logger.info("deeprnn CUDA kernel, %s: %s", "backward" if stages.backward else "forward", plan.describe())
     defines = macros(plan, stages, has_reset, has_grad_mid)
     code = nvrtc.cubin(SOURCES[plan.path], defines, device_of(device).arch)
-    return Kernel(code, "transition", device, plan.shared, plan.cluster)
+    return Kernel(code, "transition", device, plan.shared, plan.cluster, isinstance(plan, WidePlan))
 
 
 def forward(
@@ -102,5 +103,13 @@ def _launch(
     fields += [0 if x is None else x.data_ptr() for x in pointers]
     reset_stride = 0 if reset is None or reset.dim() == 2 else reset.stride(0)
     fields += [*strides, reset_stride, steps, batch, groups]
+    blocks = groups * members * plan.cluster
+    if isinstance(plan, WidePlan):
+        items = groups * members
+        share = -(-items // plan.teams)
+        teams = -(-items // share)
+        exchange = torch.zeros(teams * plan.words, dtype=torch.int32, device=device)
+        fields += [exchange.data_ptr(), items, share]
+        blocks = teams * plan.team
     block = (ctypes.c_int64 * len(fields))(*fields)
-    kernel.launch(groups * members * plan.cluster, plan.threads, [block], device)
+    kernel.launch(blocks, plan.threads, [block], device)

@@ -99,6 +99,10 @@ class Plan:
     kgroups: int = 1  # mma: warps that share the inner dimension
     buffers: int = 2  # mma: copies of the partial sums
 
+    def extra_macros(self) -> dict[str, int]:
+        """What a kind of plan with fields of its own adds."""
+        return {}
+
     def describe(self) -> str:
         """One line for a person."""
         rows = f"{self.rows} batch row{'s' * (self.rows > 1)}"
@@ -148,6 +152,9 @@ def _make_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device)
         few = cluster_plans(ring, batch, members, bf16, device)
         many = mma_plans(ring, batch, members, bf16, device) if TENSOR_CORES and batch > 1 else ()
         best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
+    from deeprnn.backends.cuda.wide import wide_plan  # it builds on this module
+
+    best = best or wide_plan(ring, batch, members, bf16, device)
     return best or generic_plan(ring, batch, members, bf16, device)
 
 
@@ -303,6 +310,7 @@ def macros(plan: Plan, ring: Ring, has_reset: bool, has_grad_mid: bool) -> dict[
             "NTILES": _up(plan.rows, 8), "BUFFERS": plan.buffers, "BF16": int(plan.bf16),
             "MAT_REGS": listed(plan.kept),
         }  # fmt: skip
+    values |= plan.extra_macros()
     return {name: str(value) for name, value in values.items()}
 
 

@@ -1,0 +1,431 @@
+// One deep transition unrolled over time by a team of blocks, up to the whole card, forward or backward.
+//
+// For models that fit no cluster, and for GPUs without clusters. The same ring of stages as cluster.cu: every
+// block owns a slice of each vector and the matching rows of every matrix, in shared memory for the whole
+// sequence. Vectors travel through L2. A word carries its own flag, in the last bit of its mantissa: the flag
+// of a place changes each time it is written, so a reader that knows the step knows whether the word is new,
+// and neither atomics nor fences nor any order among the stores is needed. There are two copies of each vector,
+// by step parity; who overwrites one has received what every block sent after reading it.
+//
+// Warp = (mg, ng, kg): a tile of outputs, a tile of batch rows, a part of the inner dimension, which its lanes
+// split further. A team serves `share` row groups one after the other. Blocks of a team wait for each other,
+// so the launch must be cooperative.
+//
+// Macros: DEPTH SIZES UNITS MATRICES MAT_STAGE MAT_SOURCE THREADS ROWS TEAM MGROUPS NGROUPS KGROUPS
+//         BACKWARD HAS_RESET HAS_GRAD_MID BF16       (all lists in stage order)
+#include "common.cuh"
+
+#define CONST constexpr __host__ __device__
+CONST int size(int s) { constexpr int list[] = {SIZES}; return list[s]; }
+CONST int unit(int s) { constexpr int list[] = {UNITS}; return list[s]; }
+CONST int stage_of(int j) { constexpr int list[] = {MAT_STAGE}; return list[j]; }
+CONST int source_of(int j) { constexpr int list[] = {MAT_SOURCE}; return list[j]; }
+CONST int up(int a, int b) { return (a + b - 1) / b; }
+
+constexpr int TILE_N = up(ROWS, NGROUPS), SPAN_N = TILE_N * NGROUPS;   // batch rows of a warp; in shared memory
+constexpr int TAIL_VEC = BF16 ? 2 : 1, TAIL_CHUNK = 32 * TAIL_VEC;
+CONST int mine(int s) { return up(size(s), TEAM); }                    // outputs of a block
+CONST int tile(int s) { return up(mine(s), MGROUPS); }                 // outputs of a warp
+CONST int sums(int s) { return tile(s) * TILE_N; }
+// The lanes take four elements each while 128 are left, or nearly; then one each (two in bf16).
+CONST int rest(int s) { return size(s) % 128; }
+CONST int rounds(int s) { return size(s) / 128 + (rest(s) > 128 - TAIL_CHUNK ? 1 : 0); }
+CONST int tails(int s) { return rest(s) > 128 - TAIL_CHUNK ? 0 : up(rest(s), TAIL_CHUNK); }
+CONST int padded(int s) { return rounds(s) * 128 + tails(s) * TAIL_CHUNK; }
+CONST int before(int s) { return s == 0 ? DEPTH - 1 : s - 1; }
+CONST int owned(int s) { return up(mine(s) * ROWS, THREADS); }         // values that a thread finishes
+CONST int owned_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += owned(i); return n; }
+CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = mine(s) > n ? mine(s) : n; return n; }
+
+// Shared memory, in bytes: the vectors, partial sums, reset marks of two steps, weights.
+CONST int vector_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += 4 * SPAN_N * padded(i); return n; }
+constexpr int PARTIAL = vector_offset(DEPTH), MARKS = PARTIAL + 4 * KGROUPS * ROWS * widest();
+constexpr int WEIGHT_BYTES = BF16 ? 2 : 4;
+CONST int weight_offset(int j) {
+  int n = up(MARKS + 8 * ROWS, 128) * 128;
+  for (int i = 0; i < j; i++) n += tile(stage_of(i)) * MGROUPS * padded(source_of(i)) * WEIGHT_BYTES;
+  return n;
+}
+// The exchange buffer of a team, in words: per stage two copies of (ROWS, quads of words).
+CONST int quads(int s) { return up(size(s), 4); }
+CONST int slot_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += 8 * ROWS * quads(i); return n; }
+
+CONST int layer(int s) { return BACKWARD ? DEPTH - 1 - s : s; }
+CONST int layer_size(int l) { return size(BACKWARD ? DEPTH - 1 - l : l); }
+CONST int layer_offset(int l) { int n = 0; for (int i = 0; i < l; i++) n += layer_size(i); return n; }
+constexpr int TOTAL = layer_offset(DEPTH), HIDDEN = layer_size(DEPTH - 1), MID = TOTAL - HIDDEN;
+constexpr int NOWN = owned_offset(DEPTH);
+
+struct Matrix { const float* data; i64 member, row, column; };
+struct Params {  // as in cluster.cu, and the last three
+  Matrix matrix[MATRICES];
+  const float* input;
+  const float* input_mid;
+  float* top;
+  float* mid;
+  const float* initial;
+  float* output;
+  float* output_initial;
+  const u8* reset;
+  i64 input_member, initial_member, reset_member;
+  i64 steps, batch, groups;
+  u32* exchange;           // zeroed before the launch
+  i64 items, share;        // row groups of all members; how many of them a team serves
+};
+struct Thread {
+  u32 base;                // shared-memory address
+  int rank, lane, mg, ng, kg;
+  u32* exchange;           // the team's part
+  i64 member;
+  int row0, rows;          // first batch row of the group, how many of ROWS are real
+};
+
+#ifdef __CUDACC__
+INLINE void load_relaxed(u32 (&w)[4], const u32* at) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(at) : "memory");
+}
+INLINE void store_relaxed(u32* at, u32 w) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(w) : "memory"); }
+INLINE void relax() {}
+#endif
+
+INLINE u32 flag_of(u32 seq) { return ~(seq >> 1) & 1; }   // the first use of a zeroed place is flagged 1
+// x rounded to 23 bits of mantissa (ties to even), the last bit free for the flag.
+INLINE u32 flagged(float x, u32 flag) {
+  u32 b = __float_as_uint(x);
+  if ((b & 0x7fffffffu) < 0x7f800000u) b += b & (b >> 1) & 1;
+  return (b & ~1u) | flag;
+}
+template <int S> INLINE int count_of(const Thread& th) {   // outputs of this block; the last ones may have fewer, or none
+  int left = size(S) - th.rank * mine(S);
+  return left < 0 ? 0 : min(mine(S), left);
+}
+template <int S> INLINE bool idle(const Thread& th) { return th.mg * tile(S) >= count_of<S>(th); }
+
+template <int J> INLINE void load_matrix(const Params& p, const Thread& th) {
+  constexpr int S = stage_of(J), Q = source_of(J), PAD = padded(Q), M = tile(S) * MGROUPS, PER = BF16 ? 2 : 1;
+  const float* data = p.matrix[J].data + th.member * p.matrix[J].member;
+  i64 rs = p.matrix[J].row, cs = p.matrix[J].column;
+  int count = count_of<S>(th), first = th.rank * mine(S);
+  auto fetch = [&](int row, int k) {
+    return row < count && k < size(Q) ? data[(i64)(first + row) * rs + (i64)k * cs] : 0.0f;
+  };
+#pragma unroll 4
+  for (int i = threadIdx.x; i < M * PAD / PER; i += THREADS) {   // neighbours in memory first
+    int row = BACKWARD ? i % M : i / (PAD / PER), word = BACKWARD ? i / M : i % (PAD / PER);
+#if BF16
+    float x = __uint_as_float(bf16_bits(fetch(row, 2 * word)) | bf16_bits(fetch(row, 2 * word + 1)) << 16);
+#else
+    float x = fetch(row, word);
+#endif
+    store_shared(th.base + weight_offset(J) + (row * (PAD / PER) + word) * 4, x);
+  }
+}
+template <int J> INLINE void load_matrices(const Params& p, const Thread& th) {
+  if constexpr (J < MATRICES) {
+    load_matrix<J>(p, th);
+    load_matrices<J + 1>(p, th);
+  }
+}
+
+// One round of the lanes, VEC elements each: acc += R rows of weights times TILE_N batch rows.
+template <int VEC, int R, int PAD, int N> INLINE void multiply(float (&acc)[N], u32 w_at, u32 x_at) {
+  float w[R][VEC];
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+#if BF16
+    float words[VEC / 2];
+    load_shared<VEC / 2>(words, w_at + r * PAD * 2);
+#pragma unroll
+    for (int v = 0; v < VEC; v++)
+      w[r][v] = v & 1 ? bf16_high(__float_as_uint(words[v / 2])) : bf16_low(__float_as_uint(words[v / 2]));
+#else
+    load_shared<VEC>(w[r], w_at + r * PAD * 4);
+#endif
+  }
+#pragma unroll
+  for (int n = 0; n < TILE_N; n++) {
+    float x[VEC];
+    load_shared<VEC>(x, x_at + n * PAD * 4);
+#pragma unroll
+    for (int v = 0; v < VEC; v++)
+#pragma unroll
+      for (int r = 0; r < R; r++) acc[r * TILE_N + n] = fmaf(w[r][v], x[v], acc[r * TILE_N + n]);
+  }
+}
+template <int J, int N> INLINE void product(const Thread& th, float (&acc)[N]) {
+  constexpr int S = stage_of(J), Q = source_of(J), R = tile(S), PAD = padded(Q), ROUNDS = rounds(Q), TAILS = tails(Q);
+  constexpr int UNROLL = N <= 4 ? 8 : N <= 12 ? 2 : 1;
+  u32 w = th.base + weight_offset(J) + th.mg * (R * PAD * WEIGHT_BYTES);
+  u32 x = th.base + vector_offset(Q) + th.ng * (TILE_N * PAD * 4);
+#pragma unroll UNROLL
+  for (int c = th.kg; c < ROUNDS; c += KGROUPS)
+    multiply<4, R, PAD>(acc, w + (c * 32 + th.lane) * 4 * WEIGHT_BYTES, x + (c * 32 + th.lane) * 16);
+#pragma unroll
+  for (int c = 0; c < TAILS; c++)
+    if (KGROUPS == 1 || (ROUNDS + c) % KGROUPS == th.kg) {
+      int k = ROUNDS * 128 + (c * 32 + th.lane) * TAIL_VEC;
+      multiply<TAIL_VEC, R, PAD>(acc, w + k * WEIGHT_BYTES, x + k * 4);
+    }
+}
+// Products of stage S with the vector that has just come (CRITICAL), or with those that were here before.
+template <int S, bool CRITICAL, int N, int J = 0> INLINE void products(const Thread& th, float (&acc)[N]) {
+  if constexpr (J < MATRICES) {
+    if constexpr (stage_of(J) == S && (source_of(J) == before(S)) == CRITICAL) product<J>(th, acc);
+    products<S, CRITICAL, N, J + 1>(th, acc);
+  }
+}
+
+// Sum V values over the lanes, halves exchanged first. `index_of` says which value a lane's v[o] then is.
+template <int V> INLINE void reduce(float (&v)[V], int lane) {
+  int count = V;
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) {
+    int half = (count + 1) / 2;
+    u32 high = lane & m;
+#pragma unroll
+    for (int i = 0; i < (V + 1) / 2; i++) {
+      if (i < half && i + half < count) {
+        float give = select(high, v[i], v[i + half]), keep = select(high, v[i + half], v[i]);
+        v[i] = keep + __shfl_xor_sync(0xffffffffu, give, m);
+      } else if (i < half) {
+        v[i] += __shfl_xor_sync(0xffffffffu, v[i], m);
+      }
+    }
+    count = half;
+  }
+}
+template <int V> INLINE int index_of(int o, int lane) {   // -1: another lane has it
+  int index = o;
+#pragma unroll
+  for (int m = 1; m < 32; m *= 2) {
+    int count = up(V, 16 / m), half = (count + 1) / 2;
+    if (lane & m) index += half;
+    if (index >= count) return -1;
+  }
+  return index;
+}
+
+// Take the team's vector Q of step `seq` into shared memory, every word as soon as it carries the step's flag.
+// Rows that start anew are zeroed.
+template <int Q> INLINE void receive(const Thread& th, u32 seq, bool drop, int parity) {
+  constexpr int QUADS = quads(Q), ALL = ROWS * QUADS, NEED = up(ALL, THREADS), BATCH = NEED < 8 ? NEED : 8;
+  constexpr int TAIL = size(Q) % 4;
+  const u32* from = th.exchange + slot_offset(Q) + (seq & 1) * (ALL * 4);
+  u32 flag = flag_of(seq);
+#pragma unroll 1
+  for (int base = 0; base < NEED; base += BATCH) {
+    u32 w[BATCH][4], missing = 0;
+#pragma unroll
+    for (int b = 0; b < BATCH; b++)
+      if ((base + b) * THREADS + (int)threadIdx.x < ALL) missing |= 1u << b;
+    while (missing) {
+#pragma unroll
+      for (int b = 0; b < BATCH; b++)
+        if ((missing >> b) & 1) load_relaxed(w[b], from + ((base + b) * THREADS + threadIdx.x) * 4);
+#pragma unroll
+      for (int b = 0; b < BATCH; b++) {
+        bool last = TAIL && ((base + b) * THREADS + (int)threadIdx.x) % QUADS == QUADS - 1;
+        u32 wrong = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          if (j < TAIL || !last) wrong |= w[b][j] ^ flag;
+        if (!(wrong & 1)) missing &= ~(1u << b);
+      }
+      if (missing) relax();
+    }
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+      int i = (base + b) * THREADS + (int)threadIdx.x, n = i / QUADS, q = i % QUADS;
+      if (i < ALL) {
+        float mark[1] = {0.0f};
+        if (HAS_RESET && drop) load_shared<1>(mark, th.base + MARKS + (parity * ROWS + n) * 4);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          bool none = (TAIL && j >= TAIL && q == QUADS - 1) || (HAS_RESET && mark[0] != 0.0f);
+          w[b][j] = none ? 0u : w[b][j] & ~1u;
+        }
+        store_words(th.base + vector_offset(Q) + (n * padded(Q) + q * 4) * 4, w[b][0], w[b][1], w[b][2], w[b][3]);
+      }
+    }
+  }
+}
+
+template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (&a)[NOWN], float (&g)[NOWN], i64 t) {
+  constexpr int l = layer(S), M = mine(S);
+  int first = th.rank * M, count = count_of<S>(th);
+#pragma unroll
+  for (int o = 0; o < owned(S); o++) {
+    int i = o * THREADS + (int)threadIdx.x, n = i / M, e = i % M;
+    float x = 0.0f, y = 0.0f;
+    if (n < th.rows && e < count) {
+      i64 at = (th.member * p.steps + t) * p.batch + th.row0 + n;
+      e += first;
+      if (!BACKWARD) {
+        x = p.input[th.member * p.input_member + (t * p.batch + th.row0 + n) * TOTAL + layer_offset(l) + e];
+      } else if (l == DEPTH - 1) {
+        x = p.input[at * HIDDEN + e];
+        y = p.top[at * HIDDEN + e];
+      } else {
+        if (HAS_GRAD_MID) x = p.input_mid[at * MID + layer_offset(l) + e];
+        y = p.mid[at * MID + layer_offset(l) + e];
+      }
+    }
+    a[owned_offset(S) + o] = x;
+    g[owned_offset(S) + o] = y;
+  }
+}
+template <int S> INLINE void prefetch_all(const Params& p, const Thread& th, float (&a)[NOWN], float (&g)[NOWN], i64 t) {
+  if constexpr (S < DEPTH) {
+    prefetch<S>(p, th, a, g, t);
+    prefetch_all<S + 1>(p, th, a, g, t);
+  }
+}
+
+// The block's sums of stage S, as KGROUPS parts in shared memory.
+template <int S> INLINE void gather(const Thread& th, float (&acc)[sums(S)]) {
+  if (!idle<S>(th)) {
+    products<S, true>(th, acc);
+    reduce<sums(S)>(acc, th.lane);
+#pragma unroll
+    for (int o = 0; o < up(sums(S), 32); o++) {
+      int i = index_of<sums(S)>(o, th.lane), e = th.mg * tile(S) + i / TILE_N, n = th.ng * TILE_N + i % TILE_N;
+      if (i >= 0 && e < mine(S) && n < ROWS)
+        store_shared(th.base + PARTIAL + ((th.kg * ROWS + n) * mine(S) + e) * 4, acc[o]);
+    }
+  }
+  __syncthreads();
+}
+template <int S> INLINE float total(const Thread& th, int i, int n, int parity) {
+  float s = 0.0f;
+#pragma unroll
+  for (int k = 0; k < KGROUPS; k++) {
+    float part[1];
+    load_shared<1>(part, th.base + PARTIAL + (k * ROWS * mine(S) + i) * 4);
+    s += part[0];
+  }
+  if (HAS_RESET && BACKWARD && S == 0) {   // what flows back into a state that was dropped
+    float mark[1];
+    load_shared<1>(mark, th.base + MARKS + (parity * ROWS + n) * 4);
+    if (mark[0] != 0.0f) s = 0.0f;
+  }
+  return s;
+}
+// Unit, sending and storing of this block's slice.
+template <int S> INLINE void finish(const Params& p, const Thread& th, float (&a)[NOWN], float (&g)[NOWN], u32 seq, int step) {
+  constexpr int l = layer(S), M = mine(S);
+  int first = th.rank * M, count = count_of<S>(th);
+  i64 t = BACKWARD ? p.steps - 1 - step : step;
+  u32* to = th.exchange + slot_offset(S) + (seq & 1) * (ROWS * quads(S) * 4);
+#pragma unroll
+  for (int o = 0; o < owned(S); o++) {
+    int i = o * THREADS + (int)threadIdx.x, n = i / M, e = i % M;
+    if (n < ROWS && e < count) {
+      float x = total<S>(th, i, n, step & 1) + a[owned_offset(S) + o];
+      float y = BACKWARD ? x * slope<unit(S)>(g[owned_offset(S) + o]) : activate<unit(S)>(x);
+      e += first;
+      // Rows beyond the batch are sent too, so that every place is written in every step.
+      store_relaxed(to + n * quads(S) * 4 + e, flagged(n < th.rows ? y : 0.0f, flag_of(seq)));
+      if (n < th.rows) {
+        i64 b = (th.member * p.steps + t) * p.batch + th.row0 + n;
+        if (BACKWARD) p.output[b * TOTAL + layer_offset(l) + e] = y;
+        else if (l == DEPTH - 1) p.top[b * HIDDEN + e] = y;
+        else p.mid[b * MID + layer_offset(l) + e] = y;
+      }
+    }
+  }
+  if (step + 1 < (int)p.steps) prefetch<S>(p, th, a, g, BACKWARD ? t - 1 : t + 1);
+}
+
+template <int N> INLINE void zero(float (&acc)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) acc[i] = 0.0f;
+}
+INLINE float load_mark(const Params& p, const Thread& th, i64 t) {
+  int n = threadIdx.x;
+  return n < th.rows && t < p.steps && p.reset[th.member * p.reset_member + t * p.batch + th.row0 + n] ? 1.0f : 0.0f;
+}
+
+template <int S>
+INLINE void stages(const Params& p, const Thread& th, float (&a)[NOWN], float (&g)[NOWN], float (&acc)[sums(S)],
+                   float (&next)[sums(0)], u32 seq, int step, float mark) {
+  if (S > 0 || step > 0) receive<before(S)>(th, S == 0 ? seq - 1 : seq, S == 0 && !BACKWARD, step & 1);
+  __syncthreads();
+  if (HAS_RESET && S == 0 && threadIdx.x < ROWS)
+    store_shared(th.base + MARKS + (((step + 1) & 1) * ROWS + threadIdx.x) * 4, mark);
+  gather<S>(th, acc);
+  finish<S>(p, th, a, g, seq, step);
+  if constexpr (S + 1 < DEPTH) {   // shortcuts of the next stage, while the vector travels
+    float following[sums(S + 1)];
+    zero(following);
+    if (!idle<S + 1>(th)) products<S + 1, false>(th, following);
+    stages<S + 1>(p, th, a, g, following, next, seq, step, mark);
+  } else {
+    zero(next);
+    if (!idle<0>(th)) products<0, false>(th, next);
+  }
+}
+
+// Vectors before the first step: zeros, and the initial state.
+template <int S> INLINE void set_up(const Params& p, const Thread& th) {
+  if constexpr (S < DEPTH) {
+    for (int i = threadIdx.x; i < SPAN_N * padded(S); i += THREADS) {
+      int k = i % padded(S), n = i / padded(S);
+      float x = 0.0f;
+      if (!BACKWARD && S == DEPTH - 1 && k < HIDDEN && n < th.rows &&
+          !(HAS_RESET && p.reset[th.member * p.reset_member + th.row0 + n]))
+        x = p.initial[th.member * p.initial_member + (i64)(th.row0 + n) * HIDDEN + k];
+      store_shared(th.base + vector_offset(S) + i * 4, x);
+    }
+    set_up<S + 1>(p, th);
+  }
+}
+// dh0 = the sums that would enter the step before the first.
+INLINE void finish_backward(const Params& p, const Thread& th, float (&acc)[sums(0)]) {
+  constexpr int M = mine(0);
+  __syncthreads();
+  gather<0>(th, acc);
+  for (int i = threadIdx.x; i < M * ROWS; i += THREADS) {
+    int n = i / M, e = i % M;
+    if (n < th.rows && e < count_of<0>(th))
+      p.output_initial[(th.member * p.batch + th.row0 + n) * HIDDEN + th.rank * M + e] =
+          total<0>(th, i, n, (int)p.steps & 1);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Thread th;
+  th.base = shared_address(memory);
+  th.lane = threadIdx.x % 32;
+  int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), team = blockIdx.x / TEAM;
+  th.rank = blockIdx.x % TEAM;
+  th.mg = warp % MGROUPS;
+  th.ng = warp / MGROUPS % NGROUPS;
+  th.kg = warp / (MGROUPS * NGROUPS);
+  th.exchange = p.exchange + (i64)team * slot_offset(DEPTH);
+  u32 seq = 0;
+  i64 loaded = -1, end = (team + 1) * p.share < p.items ? (team + 1) * p.share : p.items;
+  for (i64 item = team * p.share; item < end; item++) {
+    th.member = item / p.groups;
+    th.row0 = (int)(item % p.groups) * ROWS;
+    th.rows = min(ROWS, (int)p.batch - th.row0);
+    __syncthreads();
+    if (th.member != loaded) load_matrices<0>(p, th);
+    loaded = th.member;
+    set_up<0>(p, th);
+    if (HAS_RESET && threadIdx.x < ROWS) store_shared(th.base + MARKS + threadIdx.x * 4, 0.0f);
+    float a[NOWN], g[NOWN], acc[sums(0)], next[sums(0)];
+    prefetch_all<0>(p, th, a, g, BACKWARD ? p.steps - 1 : 0);
+    zero(acc);
+    for (int step = 0; step < (int)p.steps; step++, seq++) {
+      float mark = HAS_RESET ? load_mark(p, th, BACKWARD ? p.steps - 1 - step : step + 1) : 0.0f;
+      stages<0>(p, th, a, g, acc, next, seq, step, mark);
+#pragma unroll
+      for (int i = 0; i < sums(0); i++) acc[i] = next[i];
+    }
+    // What was sent last is taken even if nobody needs it: then all have read what the next group overwrites.
+    if (BACKWARD || item + 1 < end) receive<DEPTH - 1>(th, seq - 1, false, 0);
+    if (BACKWARD) finish_backward(p, th, acc);
+  }
+}
