@@ -56,36 +56,49 @@ NAMES = (
 # ---- kernels first
 
 
-def needed() -> list[Any]:
-    """Points that stand for every kernel the stages launch, in the order in which they come."""
+Key = tuple[
+    int, int, int, int, str, bool, str
+]  # hidden, depth, batch, members, precision, reset marks, directions
+TRAINING: list[Key] = [  # what the stage "epochs" launches: updates, and validation of 64 songs side by side
+    *((400, 2, 1, members, "fp32", True, "both") for members in (1, 15)),
+    *((400, 2, 64, members, "fp32", True, "forward") for members in (1, 15)),
+]
+
+
+def needed() -> list[Key]:
+    """Every kernel the stages launch, in about the order in which they come."""
     from gpu_stages import BATCHES, STEPS, Point, points
 
     found = [Point(h, batch=b, steps=STEPS) for h in (400, 384, 512) for b in BATCHES] + points()
-    return list(dict.fromkeys((p.hidden, p.depth, p.batch, p.members, p.precision) for p in found))
+    keys: list[Key] = [(p.hidden, p.depth, p.batch, p.members, p.precision, False, "both") for p in found]
+    return list(dict.fromkeys([*TRAINING, *keys]))
 
 
-def compile_point(key: tuple[int, int, int, int, str]) -> tuple[str, float]:
-    """Both kernels of a point, through `launch` itself with the driver left out; needs no GPU."""
+def compile_point(key: Key) -> tuple[str, float]:
+    """The kernels of a point, through `launch` itself with the driver left out; needs no GPU."""
     import torch
     from gpu_stages import Point
 
-    from deeprnn.backends.cuda import launch
+    from deeprnn.backends.cuda import launch, nvrtc
     from deeprnn.backends.cuda.planning import Device
 
-    hidden, depth, batch, members, precision = key
+    hidden, depth, batch, members, precision, marked, directions = key
     started = time.perf_counter()
     torch.set_num_threads(1)
     launch.Kernel = _NoKernel  # type: ignore[misc,assignment]
     launch.device_of = lambda index: Device()  # type: ignore[assignment]
-    spec = Point(hidden, depth).spec
-    H, below = hidden, (hidden,) * depth
-    W = [torch.zeros(members, m, k) for m, k in zip(spec.sizes, below, strict=True)]
+    spec, H, bf16 = Point(hidden, depth).spec, hidden, precision == "bf16"
+    W = [torch.zeros(members, m, H) for m in spec.sizes]
     S = [torch.zeros(members, m, H) for m, s in zip(spec.sizes, spec.shortcuts, strict=True) if s]
     A, h0 = torch.zeros(members, 1, batch, spec.total), torch.zeros(members, batch, H)
     h, z = torch.zeros(members, 1, batch, H), torch.zeros(members, 1, batch, spec.total - H)
+    reset = torch.zeros(1, batch, dtype=torch.bool) if marked else None
     try:
-        launch.forward(A, h0, W, S, None, spec, precision == "bf16", h, z)
-        launch.backward(h, None, h, z, W, S, None, spec, precision == "bf16", A, h0)
+        launch.forward(A, h0, W, S, reset, spec, bf16, h, z)
+        if directions == "both":
+            launch.backward(h, None, h, z, W, S, reset, spec, bf16, A, h0)
+        if key == TRAINING[0]:
+            nvrtc.cubin("update.cu", {}, Device().arch)
     except Exception as error:  # noqa: BLE001 - the stage that needs this kernel will say so too
         return f"{key}: {type(error).__name__}: {str(error)[-800:]}", time.perf_counter() - started
     return "", time.perf_counter() - started

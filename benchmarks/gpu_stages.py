@@ -230,9 +230,7 @@ def first(device: str, tiny: bool) -> Rows:
     """The first call of a process, kernels compiled and on disk."""
     from deeprnn.benchmark_first import first_calls
 
-    for batch in (1, 64) if not tiny else (1,):
-        work = Work(5 if tiny else STEPS, batch, 9 if tiny else 400, device=device)
-        yield "first_call", first_calls(work, parts=batch == 1)
+    yield "first_call", first_calls(Work(5 if tiny else STEPS, 1, 9 if tiny else 400, device=device))
 
 
 def jax_peer(device: str, tiny: bool, hidden: tuple[int, ...]) -> Rows:

@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeprnn.benchmark_peers import Bench, Peer, Work, backward
+from deeprnn.benchmark_peers import LIBRARY, Bench, Peer, Work, backward
 
 TOLERANCE = 1e-5
+LIBRARY_TOLERANCE = 5e-5  # cuDNN's persistent kernels approximate tanh; TF32 would be off by 3e-4
 
 
 @dataclass
@@ -74,8 +75,9 @@ def check(peer: Peer, g: Tensor) -> tuple[float, str | None]:
     for i, (got, want) in enumerate(zip(gradients, slopes, strict=True)):
         errors[f"gradient {i}"] = relative(got, want)
     worst = max(errors, key=lambda name: errors[name])
-    if not errors[worst] <= TOLERANCE:  # a NaN is refused too
-        return errors[worst], f"{worst} off by {errors[worst]:.1e} (allowed {TOLERANCE:.0e}): not timed"
+    allowed = LIBRARY_TOLERANCE if peer.name in LIBRARY else TOLERANCE
+    if not errors[worst] <= allowed:  # a NaN is refused too
+        return errors[worst], f"{worst} off by {errors[worst]:.1e} (allowed {allowed:.0e}): not timed"
     return errors[worst], None
 
 

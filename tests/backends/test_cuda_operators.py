@@ -14,6 +14,7 @@ import torch
 
 from deeprnn.backends import TransitionSpec, cpu_plain, reference
 from deeprnn.backends import cuda as backend
+from deeprnn.backends.cuda import nvrtc
 from tests.backends import grid
 from tests.backends.grid import Case
 
@@ -209,3 +210,22 @@ print(heavy)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_kernels_on_disk_are_found_without_loading_the_compiler(tmp_path, monkeypatch):
+    compiled = []
+    library = tmp_path / "libnvrtc.so.13"
+    library.write_bytes(b"one")
+    monkeypatch.setenv("DEEPRNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter([str(library)]))
+    monkeypatch.setattr(nvrtc, "library", lambda: pytest.fail("loaded"))
+    monkeypatch.setattr(nvrtc, "compile_source", lambda *a: compiled.append(a) or b"code")
+    nvrtc.identity.cache_clear()
+    for _ in range(2):
+        assert nvrtc.cubin("update.cu", {}, "sm_90") == b"code"
+    assert len(compiled) == 1
+    library.write_bytes(b"another version")
+    nvrtc.identity.cache_clear()
+    nvrtc.cubin("update.cu", {}, "sm_90")
+    assert len(compiled) == 2, "another compiler's kernels are not used"
+    nvrtc.identity.cache_clear()

@@ -79,12 +79,22 @@ def version() -> tuple[int, int]:
     return major.value, minor.value
 
 
+@lru_cache(maxsize=1)
+def identity() -> str:
+    """Which NVRTC would compile: told by its file, so that kernels found on disk never load it."""
+    for path in _candidates():
+        if os.path.isabs(path):
+            status = os.stat(path)
+            return f"{os.path.basename(path)} {status.st_size} {status.st_mtime_ns}"
+    return str(version())
+
+
 def cubin(source: str, macros: Mapping[str, str], arch: str) -> bytes:
     """Machine code of a source file of this folder, from the disk where it has been compiled before."""
     text = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     text += (FOLDER / source).read_text(encoding="utf-8")
     headers = {name: (FOLDER / name).read_text(encoding="utf-8") for name in HEADERS}
-    parts = [text, *headers.values(), arch, *OPTIONS, str(version())]
+    parts = [text, *headers.values(), arch, *OPTIONS, identity()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     path = cache_folder() / f"{Path(source).stem}-{arch}-{key}.cubin"
     try:
