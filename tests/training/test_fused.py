@@ -1,11 +1,13 @@
-"""Noise and the clipped step: the plain versions anywhere, the kernels against them on a GPU."""
+"""Weight noise and the step: the plain versions anywhere, the kernels against them on a GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from deeprnn.recipe import OptimiserPart
 from deeprnn.training import fused
+from deeprnn.training.optimiser import Optimiser
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -41,24 +43,38 @@ def test_noise_is_normal_and_depends_on_seed_and_update_alone(device):
     assert not torch.equal(noise(8), first)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("threshold", [0.0, 1.0, 1e6])
-def test_clipped_step(device, threshold):
-    generator = torch.Generator().manual_seed(1)
-    p, g = (torch.randn(3, 10_007, generator=generator).to(device) for _ in range(2))
-    g[1] *= 1e-3
-    rate = torch.tensor([1.0, 0.5, 0.1], device=device)
-    multipliers = torch.rand(10_007, generator=generator).to(device)
-    expected = p.double()
-    for member in range(3):
-        norm = g[member].double().norm()
-        scale = min(1.0, threshold / float(norm)) if threshold else 1.0
-        expected[member] -= float(rate[member]) * scale * multipliers.double() * g[member].double()
-    before = p.clone()
-    norm = fused.clipped_step(p, g, rate, threshold, multipliers)
-    torch.testing.assert_close(p.double(), expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(norm.double(), g.double().norm(dim=1), rtol=1e-5, atol=0)
-    assert not torch.equal(p, before)
+def steps(name: str, device: str, dtype: torch.dtype, kernel: bool) -> list[torch.Tensor]:
+    """Twenty steps of three members with clipping, a lost gradient, a jump back, multipliers and an average."""
+    part = OptimiserPart(name=name, momentum=0.9, weight_decay=0.05 if name == "adamw" else 0.0)
+    draw = torch.Generator().manual_seed(1)
+    p = torch.randn(3, 10_007, generator=draw).to(device, dtype)
+    multipliers = torch.rand(10_007, generator=draw).to(device, dtype)
+    rate = torch.tensor([0.1, 0.05, 0.0], dtype=torch.float64, device=device)
+    optimiser, average = Optimiser(part, p, multipliers), p.clone()
+    for update in range(20):
+        g = torch.randn(3, 10_007, generator=draw).to(device, dtype)
+        factor = torch.tensor([1.0, 0.25, 1.0], device=device)
+        if update == 5:
+            factor[1], g[1] = 0.0, torch.nan
+        if update == 11:
+            optimiser.forget(0)
+        tau, weight = torch.tensor(update, device=device), torch.tensor(0.125, device=device)
+        if kernel:
+            optimiser.fused_step(slice(0, 3), p, g, factor, rate, tau, (average, weight))
+        else:
+            g = torch.where(factor[:, None] == 0, 0.0, g * factor[:, None])
+            optimiser.step(slice(0, 3), p, g, rate, tau)
+            average.lerp_(p, weight.to(dtype))
+    return [p, average, *optimiser.buffers.values()]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
+def test_the_step_in_one_kernel_equals_the_plain_one(name):
+    got = steps(name, "cuda", torch.float32, kernel=True)
+    expected = steps(name, "cpu", torch.float64, kernel=False)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one.cpu().double(), other, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.gpu

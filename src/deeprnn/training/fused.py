@@ -1,13 +1,14 @@
-"""GPU kernels for the training update: counter-based weight noise, and clipping with the SGD step.
+"""GPU kernels for the training update: counter-based weight noise, and the step with everything about it.
 
 Noise is a pure function of (member's seed, update, element): no generator state, so it can be captured in a
-CUDA graph and a resumed run sees the same numbers. Each function has a plain version in torch beside it,
-which runs anywhere and defines what the kernel must give.
+CUDA graph and a resumed run sees the same numbers. The plain versions in torch run anywhere and define what
+the kernels must give: `plain_noise` here, `Optimiser.step` for the step.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -17,8 +18,8 @@ from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.launch import device_of
 from deeprnn.errors import UserError
+from deeprnn.recipe import OptimiserPart
 
-BLOCKS = 64  # blocks that share one member's squared norm
 _pointer, _long, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -57,40 +58,43 @@ def add_noise(
     return out
 
 
-def clipped_step(
+RULES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+
+
+def take_step(
+    part: OptimiserPart,
     parameters: Tensor,
     gradient: Tensor,
+    buffers: Sequence[Tensor],
+    factor: Tensor,
     rate: Tensor,
-    threshold: float,
+    correction: Tensor | None = None,
     multipliers: Tensor | None = None,
-    norm: Tensor | None = None,
-    scratch: Tensor | None = None,
-) -> Tensor:
-    """parameters -= rate · min(1, threshold/‖g‖) · multipliers · gradient, in place; returns ‖g‖ (P,).
+    average: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """One step of P members in one pass over memory, in place, on a GPU.
 
-    parameters, gradient: (P, N); rate: (P,); multipliers: (N,) or None; threshold 0 never clips. `norm` (P,)
-    and `scratch` (P, BLOCKS) may be given so that nothing is allocated.
+    parameters, gradient and the rule's `buffers` (velocity; or m and v): (P, N) float32; factor, rate and
+    Adam's bias correction: (P,); multipliers: (N,); `average`: the averaged parameters (P, N) and the weight
+    of the new ones. The gradient is taken times `factor`, and as zero where that is 0, whatever it holds.
+    `Optimiser.step` says the same in torch operations.
     """
-    if parameters.device.type != "cuda":
-        updated, length = plain_step(parameters, gradient, rate, threshold, multipliers)
-        parameters.copy_(updated)
-        return length if norm is None else norm.copy_(length)
     members, size = parameters.shape
-    norm = parameters.new_empty(members) if norm is None else norm
-    scratch = parameters.new_empty(members, BLOCKS) if scratch is None else scratch
-    rate = rate.to(torch.float32).contiguous()
-    _check(parameters=parameters, gradient=gradient, norm=norm, scratch=scratch)
-    if multipliers is not None:
-        _check(multipliers=multipliers)
-    if not parameters.numel():
-        return norm.zero_()
-    device = parameters.device
-    arguments = [_pointer(gradient.data_ptr()), _pointer(scratch.data_ptr()), _long(size)]
-    _launch("squares", device, BLOCKS, members, arguments)
-    pointers = [parameters, gradient, scratch, rate, multipliers, norm]
-    arguments = [_pointer(None if x is None else x.data_ptr()) for x in pointers]
-    _launch("clipped_step", device, BLOCKS, members, [*arguments, _float(threshold), _long(size)])
-    return norm
+    small = [None if x is None else x.to(torch.float32).contiguous() for x in (factor, rate, correction)]
+    kept, weight = (None, None) if average is None else (average[0], average[1].to(torch.float32))
+    first, second = [*buffers, None, None][:2]
+    for name, x in {"parameters": parameters, "gradient": gradient, "average": kept}.items():
+        if x is not None:
+            _check(**{name: x})
+    pointers = [parameters, gradient, first, second, kept, *small, multipliers, weight]
+    arguments: list = [_pointer(None if x is None else x.data_ptr()) for x in pointers]
+    adam = RULES[part.name] == 2
+    a, b = part.betas if adam else (part.momentum, 0.0)
+    decay = part.weight_decay if part.name == "adamw" else 0.0
+    arguments += [ctypes.c_int(RULES[part.name]), _float(a), _float(b), _float(part.epsilon), _float(decay)]
+    if parameters.numel():
+        blocks = min(-(-size // 1024), 1024)
+        _launch("take_step", parameters.device, blocks, members, [*arguments, _long(size)])
 
 
 # ---- the same in plain torch
@@ -134,15 +138,3 @@ def plain_noise(parameters: Tensor, std: float, seeds: Tensor, step: Tensor, cou
     noisy = parameters.clone()
     noisy[:, :count] += std * plain_normal(seeds, step, count)
     return noisy
-
-
-def plain_step(
-    parameters: Tensor, gradient: Tensor, rate: Tensor, threshold: float, multipliers: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """`clipped_step` in torch operations: the new parameters and the norms."""
-    norm = torch.linalg.vector_norm(gradient, dim=1)
-    scale = rate.to(parameters.dtype)
-    if threshold:
-        scale = scale * (threshold / norm).clamp(max=1.0)
-    factor = scale[:, None] if multipliers is None else scale[:, None] * multipliers
-    return parameters - factor * gradient, norm

@@ -21,7 +21,6 @@ class Optimiser:
             self.buffers["seen"] = torch.zeros(
                 len(parameters), 1, dtype=torch.float64, device=parameters.device
             )
-        self.scratch = torch.empty_like(parameters[:1])
 
     def step(self, rows: slice, parameters: Tensor, gradient: Tensor, rate: Tensor, update: Tensor) -> None:
         """Move `parameters` (p, N) of members `rows` against `gradient` at `rate` (p,); `update` counts from 0."""
@@ -37,15 +36,46 @@ class Optimiser:
         else:
             self._adam(parameters, gradient, rate, update, **own)
 
+    def fused_step(
+        self,
+        rows: slice,
+        parameters: Tensor,
+        gradient: Tensor,
+        factor: Tensor,
+        rate: Tensor,
+        update: Tensor,
+        average: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """`step` on `factor` (p,) times the gradient, and the running average after it, by one kernel."""
+        from deeprnn.training import fused  # needs an NVIDIA driver
+
+        own = {name: buffer[rows] for name, buffer in self.buffers.items()}
+        correction = self._correction(update, own.pop("seen")).squeeze(1) if "seen" in own else None
+        fused.take_step(
+            self.part,
+            parameters,
+            gradient,
+            list(own.values()),
+            factor,
+            rate,
+            correction,
+            self.multipliers,
+            average,
+        )
+
+    def _correction(self, update: Tensor, seen: Tensor) -> Tensor:
+        """Adam's bias correction (p, 1) of the step that now comes."""
+        b1, b2 = self.part.betas
+        seen.add_(1)
+        return torch.sqrt(1 - b2 ** (update + 1).to(torch.float64)) / (1 - b1**seen)
+
     def _adam(
         self, p: Tensor, g: Tensor, rate: Tensor, update: Tensor, m: Tensor, v: Tensor, seen: Tensor
     ) -> None:
         b1, b2 = self.part.betas
-        t = (update + 1).to(torch.float64)
-        seen.add_(1)
+        correction = self._correction(update, seen).to(p.dtype)
         m.lerp_(g, 1 - b1)
         v.mul_(b2).addcmul_(g, g, value=1 - b2)
-        correction = (torch.sqrt(1 - b2**t) / (1 - b1**seen)).to(p.dtype)
         if self.part.name == "adamw" and self.part.weight_decay:
             p.sub_(p * (rate * self.part.weight_decay))
         # ε is scaled with the correction, as in Kingma and Ba's efficient form of the algorithm.

@@ -69,6 +69,7 @@ class Updater:
         self.parameters = parameters  # (P, N)
         self.optimiser = Optimiser(recipe.optimiser, parameters, multipliers)
         self.gradient = torch.zeros_like(parameters)
+        self.fused = device.type == "cuda" and parameters.dtype == torch.float32
         self.noise = noise.Noise(recipe.regulariser.weight_noise, seeds, self.layout.matrices, device)
         self.noisy = torch.empty_like(parameters) if self.noise.std else parameters
         self.groups = (
@@ -97,13 +98,15 @@ class Updater:
     def update(self, batches: Sequence[Batch]) -> None:
         """One update of every group that still trains; `batches` holds one for all, or one for each group."""
         rates = self.schedule.rates(self.tau)
+        if self.average is not None:
+            self.averaged += 1
         for number, rows in enumerate(self.groups):
             if len(self.groups) > 1 and self.schedule.members[number].finished:
                 continue
             batch = batches[number if len(batches) > 1 else 0]
             self._update(number, rows, batch, rates[rows])
-        if self.average is not None:
-            self._average(self.average)
+        if self.average is not None and not self.fused:
+            self.average.lerp_(self.parameters, self._average_weight().to(self.average.dtype))
         self.tau += 1
 
     def _update(self, number: int, rows: slice, batch: Batch, rate: Tensor) -> None:
@@ -119,10 +122,17 @@ class Updater:
             norm = torch.linalg.vector_norm(gradient, dim=1)
             good = torch.isfinite(norm) & torch.isfinite(nats.detach())
             scale = clip_scale(norm, self.recipe.optimiser.clip)
-            gradient.mul_(scale[:, None])
-            if self.device.type != "cpu" or not bool(good.all()):  # on the CPU asking is cheaper than filling
-                gradient.masked_fill_(~good[:, None], 0.0)
-            self.optimiser.step(rows, parameters, gradient, rate, self.tau)
+            if self.fused:
+                average = None if self.average is None else (self.average[rows], self._average_weight())
+                factor = torch.where(good, scale, 0.0)
+                self.optimiser.fused_step(rows, parameters, gradient, factor, rate, self.tau, average)
+            else:
+                gradient.mul_(scale[:, None])
+                if self.device.type != "cpu" or not bool(
+                    good.all()
+                ):  # on the CPU asking is cheaper than filling
+                    gradient.masked_fill_(~good[:, None], 0.0)
+                self.optimiser.step(rows, parameters, gradient, rate, self.tau)
             for carried, h in zip(self.state, state, strict=True):
                 carried[rows] = torch.where(good[:, None, None], h.detach(), 0.0)
             self._account(rows, nats.detach(), count, norm, scale, good)
@@ -160,15 +170,11 @@ class Updater:
         bad = self.bad[rows]
         bad.copy_(torch.where((bad < 0) & ~good, self.tau, bad))
 
-    def _average(self, average: Tensor) -> None:
+    def _average_weight(self) -> Tensor:
+        """What the newest parameters count for in the average."""
         part = self.recipe.optimiser
-        self.averaged += 1
-        weight = (
-            (1 / self.averaged)
-            if part.average == "tail"
-            else (1 / self.averaged).clamp(min=1 - part.average_decay)
-        )
-        average.lerp_(self.parameters, weight.to(average.dtype))
+        least = 0.0 if part.average == "tail" else 1 - part.average_decay
+        return (1 / self.averaged).clamp(min=least)
 
     # ---- what the loop does once an epoch
 

@@ -45,40 +45,34 @@ extern "C" __global__ void __launch_bounds__(256) add_noise(const float* paramet
     }
 }
 
-INLINE float block_sum(float x) {
-  __shared__ float part[8];
-#pragma unroll
-  for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(0xffffffffu, x, m);
-  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 8; i++) x += part[i];
-  return x;
-}
-
-// partial[member, block] = sum of squares of the block's share; always the same order, so the same bits.
-extern "C" __global__ void __launch_bounds__(256) squares(const float* gradient, float* partial, i64 size) {
-  const float* g = gradient + (i64)blockIdx.y * size;
-  float sum = 0.0f;
-  for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < size; i += (i64)gridDim.x * 256) sum = fmaf(g[i], g[i], sum);
-  sum = block_sum(sum);
-  if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;
-}
-
-// parameters -= rate * min(1, threshold / norm) * multiplier * gradient.
+// One step of every member in a single pass over memory. `factor` is what clipping leaves of the gradient, 0 where
+// the update must not see it (it may hold NaN then); `correction` is Adam's; `average` follows the new parameters.
+enum Rule { SGD = 0, MOMENTUM = 1, ADAM = 2 };
 extern "C" __global__ void __launch_bounds__(256)
-    clipped_step(float* parameters, const float* gradient, const float* partial, const float* rate,
-                 const float* multipliers, float* norm, float threshold, i64 size) {
+    take_step(float* parameters, const float* gradient, float* first, float* second, float* average,
+              const float* factor, const float* rate, const float* correction, const float* multipliers,
+              const float* weight, int rule, float a, float b, float epsilon, float decay, i64 size) {
   i64 member = blockIdx.y;
-  float sum = 0.0f;
-  for (u32 i = threadIdx.x; i < gridDim.x; i += 256) sum += partial[member * gridDim.x + i];
-  float length = sqrtf(block_sum(sum));
-  if (blockIdx.x == 0 && threadIdx.x == 0) norm[member] = length;
-  float scale = threshold > 0.0f && length > threshold ? threshold / length : 1.0f;
-  scale *= rate[member];
+  float kept = factor[member], speed = rate[member], adam = correction ? correction[member] : 1.0f;
+  float share = average ? *weight : 0.0f;
   for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < size; i += (i64)gridDim.x * 256) {
-    float m = multipliers ? multipliers[i] * scale : scale;
-    parameters[member * size + i] = fmaf(-m, gradient[member * size + i], parameters[member * size + i]);
+    i64 at = member * size + i;
+    float g = kept != 0.0f ? gradient[at] * kept : 0.0f, p = parameters[at];
+    float r = multipliers ? multipliers[i] * speed : speed;
+    if (rule == SGD) {
+      p = fmaf(-r, g, p);
+    } else if (rule == MOMENTUM) {
+      float v = fmaf(-r, g, a * first[at]);
+      first[at] = v;
+      p += v;
+    } else {
+      float m = fmaf(1.0f - a, g - first[at], first[at]), v = fmaf((1.0f - b) * g, g, b * second[at]);
+      first[at] = m;
+      second[at] = v;
+      p -= p * (r * decay);
+      p -= m * (r * adam) / (sqrtf(v) + epsilon);
+    }
+    parameters[at] = p;
+    if (average) average[at] = fmaf(share, p - average[at], average[at]);
   }
 }
