@@ -126,13 +126,26 @@ def test_shapes_that_do_not_fit_are_named():
 
 
 @pytest.mark.gpu
-def test_on_the_gpu():
-    h, weight, bias, targets, mask = (x.cuda() for x in values(dtype=torch.float32))
-    leaves = [x.requires_grad_() for x in (h, weight, bias)]
-    total, _ = linear_cross_entropy(h, weight, bias, targets, mask)
-    expected, _ = plain(h, weight, bias, targets, mask)
-    torch.testing.assert_close(total, expected)
+@pytest.mark.parametrize(
+    "classes", [29, 512, 10_007, 40_000]
+)  # in one register, several, and beyond the kernel
+def test_on_the_gpu(classes, monkeypatch):
+    monkeypatch.setattr(large_softmax, "PIECE", {"cuda": 100 * classes})
+    h, weight, bias = torch.randn(130, 2, 24), torch.randn(classes, 24), torch.randn(classes)
+    targets, mask = torch.randint(classes, (130, 2)), torch.rand(130, 2) < 0.7
+    exact = [x.double().requires_grad_() for x in (h, weight, bias)]
+    expected, _ = plain(*exact, targets, mask)
+    leaves = [x.cuda().requires_grad_() for x in (h, weight, bias)]
+    total, _ = linear_cross_entropy(*leaves, targets.cuda(), mask.cuda())
+    torch.testing.assert_close(total.cpu().double(), expected, rtol=1e-6, atol=0)
     for got, want in zip(
-        torch.autograd.grad(total, leaves), torch.autograd.grad(expected, leaves), strict=True
+        torch.autograd.grad(total, leaves), torch.autograd.grad(expected, exact), strict=True
     ):
-        torch.testing.assert_close(got, want)
+        assert (got.cpu().double() - want).norm() < 2e-6 * want.norm()
+
+
+@pytest.mark.gpu
+def test_a_logit_that_is_no_number_is_not_hidden_on_the_gpu():
+    h, weight, bias, targets, mask = (x.cuda() for x in values(dtype=torch.float32))
+    bias[3] = torch.nan
+    assert linear_cross_entropy(h, weight, bias, targets, mask | True)[0].isnan()

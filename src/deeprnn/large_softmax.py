@@ -8,6 +8,8 @@ weights. What is kept has the size of h and of the weights. Backward only scales
 
 from __future__ import annotations
 
+import ctypes
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -83,25 +85,59 @@ def _member(h, weight, bias, targets, mask, total, dh, dweight, dbias) -> None:
     if wanted:
         dweight.zero_()
         dbias.zero_()
-    logits = h.new_empty(min(step, rows), classes)
-    logs = torch.empty_like(logits)
+    turn = _turn_on_gpu if _has_kernel(h, classes) else _turn
+    logits, ones = h.new_empty(min(step, rows), classes), h.new_ones(min(step, rows))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
-        x, y, p = h[part], logits[: part.stop - start], logs[: part.stop - start]
+        x, y = h[part], logits[: part.stop - start]
         if bias is None:
             torch.mm(x, weight.t(), out=y)
         else:
             torch.addmm(bias, x, weight.t(), out=y)
-        torch.log_softmax(y, dim=1, out=p)
-        at, kept = targets[part].unsqueeze(1), mask[part].unsqueeze(1)
-        total -= torch.where(kept, p.gather(1, at), 0).sum()
-        if not wanted:
-            continue
-        p.exp_().scatter_add_(1, at, torch.full_like(at, -1, dtype=p.dtype))
-        p.masked_fill_(~kept, 0)
-        torch.mm(p, weight, out=dh[part])
-        dweight.addmm_(p.t(), x)
-        dbias += p.sum(0)
+        total += turn(y, targets[part], mask[part], wanted)
+        if wanted:
+            torch.mm(y, weight, out=dh[part])
+            dweight.addmm_(y.t(), x)
+            dbias.addmv_(y.t(), ones[: len(y)])
+
+
+def _turn(logits: Tensor, targets: Tensor, mask: Tensor, wanted: bool) -> Tensor:
+    """The sum of nats of these rows; their logits become the gradient of it, where that is wanted."""
+    at, kept = targets.unsqueeze(1), mask.unsqueeze(1)
+    logs = torch.log_softmax(logits, dim=1)
+    total = -torch.where(kept, logs.gather(1, at), 0).sum()
+    if wanted:
+        torch.exp(logs, out=logits).scatter_add_(1, at, torch.full_like(at, -1, dtype=logs.dtype))
+        logits.masked_fill_(~kept, 0)
+    return total
+
+
+THREADS, MOST = 512, 32  # of a block in softmax.cu, and how many classes one may hold
+
+
+def _has_kernel(h: Tensor, classes: int) -> bool:
+    return h.device.type == "cuda" and h.dtype == torch.float32 and classes <= THREADS * MOST
+
+
+def _turn_on_gpu(logits: Tensor, targets: Tensor, mask: Tensor, wanted: bool) -> Tensor:
+    """`_turn` by one kernel that reads and writes the logits once."""
+    nats = logits.new_empty(len(logits))
+    targets, mask = targets.contiguous(), mask.contiguous()  # a mapped dimension may lie last
+    arguments = [ctypes.c_void_p(x.data_ptr()) for x in (logits, targets, mask, nats)]
+    if len(logits):
+        _kernel(logits.shape[1], logits.device.index).launch(len(logits), THREADS, arguments, logits.device)
+    return nats.sum()
+
+
+@lru_cache(maxsize=64)
+def _kernel(classes: int, device: int) -> Any:
+    # Imported here: the kernels need an NVIDIA driver.
+    from deeprnn.backends.cuda import nvrtc
+    from deeprnn.backends.cuda.driver import Kernel
+    from deeprnn.backends.cuda.launch import device_of
+
+    macros = {"CLASSES": str(classes), "ITEMS": str(-(-classes // THREADS))}
+    return Kernel(nvrtc.cubin("softmax.cu", macros, device_of(device).arch), "softmax_gradient", device)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
