@@ -97,8 +97,9 @@ def compile_point(key: Key) -> tuple[str, float]:
         launch.forward(A, h0, W, S, reset, spec, bf16, h, z)
         if directions == "both":
             launch.backward(h, None, h, z, W, S, reset, spec, bf16, A, h0)
-        if key == TRAINING[0]:
-            nvrtc.cubin("update.cu", {}, Device().arch)
+        if key == TRAINING[0]:  # and the kernels that are the same for every shape
+            for name in ("update.cu", "products.cu"):
+                nvrtc.cubin(name, {}, Device().arch)
     except Exception as error:  # noqa: BLE001 - the stage that needs this kernel will say so too
         return f"{key}: {type(error).__name__}: {str(error)[-800:]}", time.perf_counter() - started
     return "", time.perf_counter() - started

@@ -31,7 +31,10 @@ BATCHES = (1, 16, 64, 256)
 STEPS = 200
 PEERS = ("ours", "ours, called", "CUDA graph", *LIBRARY, "eager loop")
 COMPILED = ("torch.compile", "torch.compile" + GRAPH)
-CHECKED_STEPS = 8  # of a curve's point, against float64
+FEW_STEPS, MANY_ROWS = (
+    8,
+    1024,
+)  # checked against float64; weight gradients over many rows are computed otherwise
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ def our_peer(point: Point, device: str, leaves: list[Tensor]) -> Peer:
 
 def error_of(point: Point, device: str) -> float:
     """The largest relative error of states and gradients over a few steps, first and last member."""
-    leaves, g = draw(point, device, CHECKED_STEPS)
+    many = point.steps * point.batch >= MANY_ROWS
+    leaves, g = draw(point, device, max(FEW_STEPS, -(-MANY_ROWS // point.batch)) if many else FEW_STEPS)
     peer = our_peer(point, device, leaves)
     h = peer.run()
     gradients = torch.autograd.grad(h, leaves, g)
