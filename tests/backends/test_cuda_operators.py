@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+from deeprnn import DeepRNN, backends
 from deeprnn.backends import TransitionSpec, cpu_plain, reference
 from deeprnn.backends import cuda as backend
 from deeprnn.backends.cuda import nvrtc
@@ -165,6 +166,21 @@ def test_torch_compile_keeps_one_graph(calls):
     found = torch.autograd.grad(compiled(*x), x)
     for a, b in zip(found, torch.autograd.grad(loss(*x), x), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_torch_compile_follows_the_layer_to_the_operator(calls, monkeypatch):
+    monkeypatch.setitem(backends.PREFERENCE, "cpu", ("cuda",))
+    monkeypatch.setattr(backend, "why_not", lambda *args, **kwargs: None)
+    backends._choose_once.cache_clear()
+    layer = DeepRNN(5, 7, intermediate_sizes=(6,), shortcut="last", input_to="all")
+    parameters, x = list(layer.parameters()), torch.randn(4, 2, 5)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(x)[0].square().sum(), parameters)
+    assert calls == {"forward": 1, "backward": 1}
+    layer.backend = "reference"
+    for a, b in zip(found, torch.autograd.grad(layer(x)[0].square().sum(), parameters), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    backends._choose_once.cache_clear()
 
 
 def test_fake_tensors_have_the_shapes_and_launch_nothing(calls):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack  # type: ignore[attr-defined]
 
+from deeprnn import backends
 from deeprnn.backends import TransitionSpec, cpu, reference
 from deeprnn.backends.cuda import launch
 from deeprnn.backends.cuda.planning import UNITS, Device, Plan, make_plan
@@ -326,3 +327,7 @@ def _map_backward(info, in_dims, dh, dz, h, z, h0, W, S, reset, units, shortcuts
 
 torch.library.register_vmap("deeprnn::unroll_cuda", _map_forward)
 torch.library.register_vmap("deeprnn::unroll_cuda_backward", _map_backward)
+
+
+# torch.compile cannot follow the registry's late import: once this module is there, it finds the function itself.
+backends._FUNCTIONS["cuda"] = unroll
