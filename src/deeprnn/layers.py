@@ -144,7 +144,8 @@ class DeepRNN(nn.Module):
         A = self._project(x, spec, U, b)
         if any(u.name in units.POOLED for u in spec.unit_specs):
             phis = [units.resolve(u) for u in spec.unit_specs]
-            return unroll_with(A, h0, W, S, phis, spec.widths)
+            named = None if self.backend == "reference" else [(str(u), None, None) for u in spec.unit_specs]
+            return unroll_with(A, h0, W, S, phis, spec.widths, named=named)
         transition = TransitionSpec(spec.sizes, tuple(u.name for u in spec.unit_specs), spec.shortcuts)
         return unroll(A, h0, W, [s for s in S if s is not None], transition, backend=self.backend)
 

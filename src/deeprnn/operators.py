@@ -149,6 +149,11 @@ class Plus(Operator):
     def _phis(self) -> list[units.Unit]:
         return [self._phi(f"{n}", u) for n, u in enumerate(self.spec.unit_specs, 1)]
 
+    def _named(self) -> list[tuple[str, Tensor | None, Tensor | None]]:
+        """The same units by name, with the parameters of those that have some."""
+        rho, centre = self._list("rho"), self._list("c")
+        return [(str(u), rho[l], centre[l]) for l, u in enumerate(self.spec.unit_specs)]
+
     def forward(self, x: Tensor, h: Tensor, skip: Tensor | None = None) -> Tensor:
         """x ⊕ h for one step: x (B, I) or symbols (B,), h (B, H)."""
         return self.layers(x, h, skip)[-1]
@@ -187,7 +192,9 @@ class Plus(Operator):
                 f"backend {backend!r} has no pooled units and no dropout inside ⊕: use 'reference'"
             )
         dropped = (masks.get("state"), [*(masks.get(f"z{n}") for n in range(1, spec.depth)), None])
-        return unroll_with(A, h0, W, self._list("S"), self._phis(), spec.widths, reset, *dropped)
+        rest = (self._phis(), spec.widths, reset, *dropped)
+        named = None if backend == "reference" else self._named()
+        return unroll_with(A, h0, W, self._list("S"), *rest, named=named)
 
     def commutativity(self, a: Tensor, b: Tensor) -> Tensor:
         """The penalty ‖a ⊕ b − b ⊕ a‖², where input and state have the same size."""

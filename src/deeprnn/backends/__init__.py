@@ -181,13 +181,28 @@ def _outside_choice() -> str | None:
     return None if plain else "reference"
 
 
-def unroll_with(A: Tensor, h0: Tensor, W: Sequence[Tensor], *rest) -> tuple[Tensor, Tensor]:
-    """`reference.unroll_with`: units or masks that no faster backend has; a scan while exporting."""
+def unroll_with(
+    A: Tensor,
+    h0: Tensor,
+    W: Sequence[Tensor],
+    S: Sequence[Tensor | None],
+    *rest,
+    named: Sequence | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`reference.unroll_with` by the fastest way there is: units that pool, and masks inside ⊕.
+
+    With the units also by name, (text, ρ, centres) for each layer, `steps` serves where it can; a scan does
+    while exporting.
+    """
     with without_autocast(A.device.type):
         A, h0 = A.to(W[0].dtype), h0.to(W[0].dtype)
         if torch.compiler.is_exporting():
-            return scan.unroll_with(A, h0, W, *rest[:4])
-        return reference.unroll_with(A, h0, W, *rest)
+            return scan.unroll_with(A, h0, W, S, *rest[:3])
+        if named is not None and not torch.compiler.is_compiling() and _outside_choice() is None:
+            masks = (*rest[3:4], *(rest[4] or () if len(rest) > 4 else ()))
+            if steps.serves(A, W, named, masks):
+                return steps.unroll_with(A, h0, W, S, named, *rest[2:])
+        return reference.unroll_with(A, h0, W, S, *rest)
 
 
 @constant_when_compiled
@@ -213,7 +228,7 @@ def _lazily(name: str):
 
 
 # A compiler traces through these, so the modules that it may meet are imported here, at the end.
-from deeprnn.backends import cpu, reference, scan  # noqa: E402
+from deeprnn.backends import cpu, reference, scan, steps  # noqa: E402
 
 _FUNCTIONS = {
     "reference": reference.unroll,
