@@ -47,8 +47,8 @@ def stages() -> dict[str, tuple[Any, float]]:
     }
 
 
-NAMES = (
-    *("peers-400", "epochs", "first", "curves", "jax-400", "compiled-400", "peers-384-512", "jax-384"),
+NAMES = (  # in the order in which they run
+    *("peers-400", "epochs", "curves", "first", "jax-400", "peers-384-512", "compiled-400", "jax-384"),
     "jax-512",
 )
 
@@ -210,7 +210,8 @@ def run_stage(args: argparse.Namespace, name: str, limit: float) -> None:
     """A stage in its own process, ended where it does not end itself."""
     command = [sys.executable, __file__, str(args.out), "--child", name, "--device", args.device]
     command += ["--seconds", f"{limit:.1f}", *(["--tiny"] if args.tiny else [])]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path})
     try:
         code = process.wait(limit + GRACE)
         ended = "" if code == 0 else f"exit status {code}"

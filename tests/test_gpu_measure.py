@@ -33,6 +33,10 @@ def test_a_stage_runs_in_its_own_process_and_is_merged(tmp_path):
     assert [s["ended"] for s in report["stages"]] == ["finished"]
 
 
+def test_every_stage_has_its_place_in_the_order():
+    assert set(gpu_measure.NAMES) == set(gpu_measure.stages())
+
+
 def test_no_row_begins_after_the_time(tmp_path):
     gpu_measure.child(tmp_path, "curves", "cpu", tiny=True, seconds=0.0)
     *rows, stage = lines(tmp_path)
