@@ -39,20 +39,49 @@ def weight_gradients(
         dW = [torch.stack(d) for d in zip(*(m[0] for m in members), strict=True)]
         dS = [torch.stack(d) for d in zip(*(m[1] for m in members), strict=True)]
         return dW, dS
-    ends = list(accumulate(sizes))
-    starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+    runs = _runs([True, *shortcuts[1:]])
+    if dA.is_cuda and _on_tensor_cores(dA, h, z, h0, sizes):
+        from deeprnn.backends.cuda.products import weight_products
+
+        bounds = [bound for run in runs for bound in (run[0], run[-1] + 1)]
+        products = weight_products(dA, h, z, h0, reset, list(sizes), bounds)
+    else:
+        products = _products(dA, h, z, h0, reset, sizes, runs)
     seen: dict[int, Tensor] = {}  # layer -> its gradient for the matrix that multiplies h(t-1)
-    previous = None if reset is None else previous_states(h, h0, reset)
-    for run in _runs([True, *shortcuts[1:]]):
-        columns = slice(starts[run[0]], ends[run[-1]])
-        whole = _against_previous(dA[..., columns], h, h0, previous)
+    for run, whole in zip(runs, products, strict=False):
         seen.update(zip(run, whole.split([sizes[l] for l in run], dim=-2), strict=True))
-    dW = [seen[0]]
-    for l in range(1, len(sizes)):
-        below = z[..., starts[l - 1] : ends[l - 1]]
-        dW.append(_product(dA[..., starts[l] : ends[l]], below))
+    dW = [seen[0], *products[len(runs) :]]
     dS = [seen[l] for l in range(1, len(sizes)) if shortcuts[l]]
     return dW, dS
+
+
+def _on_tensor_cores(dA: Tensor, h: Tensor, z: Tensor, h0: Tensor, sizes: Sequence[int]) -> bool:
+    """Whether the CUDA backend's fp16 products, as accurate as fp32, should serve."""
+    from deeprnn.backends.cuda import products
+
+    if not torch.compiler.is_compiling() and inside_vmap():
+        return False
+    return products.serves(dA, h, z, h0, sizes)
+
+
+def _products(
+    dA: Tensor,
+    h: Tensor,
+    z: Tensor,
+    h0: Tensor,
+    reset: Tensor | None,
+    sizes: Sequence[int],
+    runs: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    """Σ_t δᵀ h(t-1) for each run of layers, then Σ_t δ_lᵀ z_{l-1} for l > 0: plain and differentiable."""
+    ends = list(accumulate(sizes))
+    starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+    previous = None if reset is None else previous_states(h, h0, reset)
+    found = [_against_previous(dA[..., starts[run[0]] : ends[run[-1]]], h, h0, previous) for run in runs]
+    for l in range(1, len(sizes)):
+        below = z[..., starts[l - 1] : ends[l - 1]]
+        found.append(_product(dA[..., starts[l] : ends[l]], below))
+    return found
 
 
 def previous_states(h: Tensor, h0: Tensor, reset: Tensor | None) -> Tensor:

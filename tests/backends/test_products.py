@@ -1,0 +1,114 @@
+"""Weight gradients in fp16 parts: what serves and in which chunks anywhere, the products themselves on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deeprnn.backends import gradients
+from deeprnn.backends.cuda import products
+
+GPU = pytest.mark.gpu
+SIZES, SHORTCUTS = (136, 64, 200), (False, True, False)
+
+
+def draw(steps: int, batch: int, members: int = 0, device: str = "cuda", reset: bool = True) -> list:
+    """dA, h, z, h0, reset of a transition with three layers; columns of very different size."""
+    lead = (members,) if members else ()
+    total, hidden = sum(SIZES), SIZES[-1]
+    scale = 10.0 ** torch.randint(-6, 6, (total,), device=device)
+    dA = torch.randn(*lead, steps, batch, total, device=device) * scale
+    h, z = (torch.rand(*lead, steps, batch, n, device=device) for n in (hidden, total - hidden))
+    h0 = torch.randn(*lead, batch, hidden, device=device)
+    marks = torch.rand(steps, batch, device=device) < 0.2
+    return [dA, h, z, h0, marks if reset else None]
+
+
+def worst_row(found, expected) -> float:
+    """Largest relative error of any row of any gradient: rows differ by twelve orders of magnitude."""
+    pairs = [(x, y) for a, b in zip(found, expected, strict=True) for x, y in zip(a, b, strict=True)]
+    return max(float(((x.double() - y).norm(dim=-1) / y.norm(dim=-1)).max()) for x, y in pairs)
+
+
+@pytest.mark.parametrize("rows", [1, 15, 200, 512, 513, 3200, 50944, 51200])
+def test_chunks_cover_all_rows_and_waste_few(rows):
+    count, each = products.chunks(rows)
+    assert count * each >= rows
+    assert each <= products.CHUNK
+    assert each % 16 == 0
+    assert count * each - rows < 16 * count
+
+
+def test_only_large_products_without_a_gradient_on_a_gpu_are_taken_over(monkeypatch):
+    dA, h, z, h0, _ = draw(40, 32, device="cpu")
+    assert not products.serves(dA, h, z, h0, SIZES)
+    dA, h, z, h0 = (x.to("meta") for x in (dA, h, z, h0))
+    monkeypatch.setattr(products, "DEVICE", "meta")
+    monkeypatch.setattr(products, "able", lambda device: True)
+    assert products.serves(dA, h, z, h0, SIZES)
+    assert not products.serves(dA[:2], h[:2], z[:2], h0, SIZES)
+    assert not products.serves(dA, h, z, h0, (137, 63, 200))
+    assert not products.serves(*(x.double() for x in (dA, h, z, h0)), SIZES)
+    dA.requires_grad_()
+    assert not products.serves(dA, h, z, h0, SIZES)
+    with torch.no_grad():
+        assert products.serves(dA, h, z, h0, SIZES)
+
+
+@pytest.mark.parametrize("members", [0, 3])
+def test_the_operator_promises_the_shapes_of_the_plain_products(members):
+    args = draw(5, 2, members, "cpu")
+    runs = gradients._runs([True, *SHORTCUTS[1:]])
+    plain = gradients._products(*args, SIZES, runs)
+    bounds = [bound for run in runs for bound in (run[0], run[-1] + 1)]
+    meta = [x.to("meta") for x in args]
+    promised = products.weight_products(*meta, list(SIZES), bounds)
+    assert [x.shape for x in promised] == [x.shape for x in plain]
+
+
+@GPU
+@pytest.mark.parametrize(("steps", "batch", "members"), [(40, 32, 0), (70, 33, 0), (40, 30, 3), (200, 64, 0)])
+@pytest.mark.parametrize("reset", [False, True])
+def test_gradients_are_as_accurate_as_fp32_row_by_row(steps, batch, members, reset):
+    args = draw(steps, batch, members, reset=reset)
+    assert products.serves(*args[:4], SIZES)
+    found = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    wide = [x.double() if i < 4 else x for i, x in enumerate(args)]
+    expected = gradients.weight_gradients(*wide, SIZES, SHORTCUTS)
+    assert worst_row(found, expected) < 2e-6
+
+
+@GPU
+def test_reset_marks_of_each_member():
+    args = draw(40, 32, 3)
+    args[4] = torch.rand(3, 40, 32, device="cuda") < 0.3
+    found = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    for p in range(3):
+        alone = gradients.weight_gradients(*(x[p] for x in args), SIZES, SHORTCUTS)
+        for a, b in zip(found, alone, strict=True):
+            for x, y in zip(a, b, strict=True):
+                torch.testing.assert_close(x[p], y, rtol=1e-4, atol=1e-5 * float(y.abs().max()))
+
+
+@GPU
+def test_zeros_infinities_and_nan_come_out_as_in_fp32(monkeypatch):
+    args = draw(40, 32)
+    dA, _, z, _, _ = args
+    dA[..., 5] = 0
+    dA[3, 2, 7], dA[3, 2, 150], z[1, 1, 11] = float("inf"), float("nan"), float("-inf")
+    dA[..., 20] *= 1e-38
+    found = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    monkeypatch.setattr(products, "FEWEST_ROWS", 10**9)
+    plain = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    for a, b in zip(found, plain, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert torch.equal(x.isfinite(), y.isfinite())
+    assert not found[0][0][5].any()
+
+
+@GPU
+def test_a_second_derivative_takes_the_plain_products():
+    args = draw(40, 32)
+    args[0].requires_grad_()
+    (dW, *_), _ = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    assert torch.autograd.grad(dW.sum(), args[0])[0].any()
