@@ -2,9 +2,9 @@
 
 `deeprnn::unroll_steps` and `deeprnn::unroll_steps_backward` serve what the element-wise backends cannot: Lp
 and maxout units, and dropout masks on the state or on intermediate layers. The loops are in
-`steps_plain.py`. A population of P models is a leading dimension of every tensor; on the CPU its members are
+`steps_loop.py`. A population of P models is a leading dimension of every tensor; on the CPU its members are
 computed one by one, with the very calls that serve a single model, on a GPU by batched products. A second
-derivative follows `reference.unroll_with`.
+derivative follows `reference.unroll_with` (`steps_second.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from deeprnn import units as phi
-from deeprnn.backends import reference, steps_plain
+from deeprnn.backends import steps_loop, steps_plain, steps_second
 from deeprnn.backends.cpu import _lead
 from deeprnn.backends.gradients import _product, inside_vmap
-from deeprnn.backends.steps_plain import Layout, States, layout_of
+from deeprnn.backends.steps_loop import Layout, States, layout_of
 
 UNITS = ("sigmoid", "tanh", "relu", "identity", "maxout", "lp")
 DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
@@ -115,9 +115,9 @@ def _forward(
         if n:
             c = centre[layout.learned(l)]
             layout.columns(states.slope, l).sub_(c[:, None, None] if A.dim() == 4 else c)
-    given = steps_plain.given(rho, by_layer, state_mask, reset, keep)
+    given = steps_loop.given(rho, by_layer, state_mask, reset, keep)
     if by_torch(A):
-        steps_plain.forward(layout, states, h0, W, S, given, steps_plain.PlainForward(layout, states, given))
+        steps_loop.forward(layout, states, h0, W, S, given, steps_plain.PlainForward(layout, states, given))
         if keep:
             steps_plain.slopes(layout, states, given)
         return states
@@ -125,7 +125,7 @@ def _forward(
     from deeprnn.backends.cuda import _on, unit_kernels
 
     with _on(A):
-        steps_plain.forward(layout, states, h0, W, S, given, unit_kernels.forward(layout, states, given))
+        steps_loop.forward(layout, states, h0, W, S, given, unit_kernels.forward(layout, states, given))
     return states
 
 
@@ -146,17 +146,17 @@ def _backward(
     G = _outside(layout, dh, dz)
     if by_torch(slope):
         apply = steps_plain.PlainBackward(layout, slope, dA, G, carry, state_mask, reset)
-        steps_plain.backward(layout, dA, G, carry, W, S, dz is not None, apply)
+        steps_loop.backward(layout, dA, G, carry, W, S, dz is not None, apply)
     else:
         from deeprnn.backends.cuda import _on, unit_kernels
 
         with _on(dh):
             apply = unit_kernels.backward(layout, slope, dA, G, carry, state_mask, reset)
-            steps_plain.backward(layout, dA, G, carry, W, S, dz is not None, apply)
+            steps_loop.backward(layout, dA, G, carry, W, S, dz is not None, apply)
     for l, n in enumerate(layout.powers):
         if n:
             layout.power(drho, l).copy_((G[l] * layout.power(power, l)).sum((-3, -2)))
-    return dA, steps_plain.first(carry, state_mask, reset).clone(), drho
+    return dA, steps_loop.first(carry, state_mask, reset).clone(), drho
 
 
 for _device in ("cpu", "cuda"):
@@ -223,12 +223,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
 
 def _unroll_backward(ctx: Any, dh: Tensor | None, dz: Tensor | None, *_: None) -> tuple[Any, ...]:
     z, slope, power, before, A, h0, state_mask, reset, *flat = ctx.saved_tensors
-    W, S, rho, centre, masks = _groups(flat, ctx.counts)
+    W, S, rho, centre, masks = steps_second.groups_of(flat, ctx.counts)
     dh = before.new_zeros(before.shape) if dh is None else dh
     nothing = ([None] * len(masks), None, None, None, None, None, None)
     if torch.is_grad_enabled():  # a second derivative is wanted
         values = (A, h0, W, S, rho, centre, masks, state_mask, reset)
-        return *_by_reference(dh, dz, values, ctx.units, ctx.shortcuts, ctx.masked), *nothing
+        return *steps_second.gradients(dh, dz, values, ctx.units, ctx.shortcuts, ctx.masked), *nothing
     text = ctx.units, ctx.shortcuts
     dA, dh0, drho = unroll_steps_backward(dh, dz, slope, power, W, S, state_mask, reset, *text)
     layout = _layout(W, *text)
@@ -258,11 +258,6 @@ def weight_gradients(
     return dW, [seen[l] for l in above if layout.shortcuts[l]]
 
 
-def _groups(flat: Sequence[Any], counts: Sequence[int]) -> list[list[Any]]:
-    rest = iter(flat)
-    return [[next(rest) for _ in range(n)] for n in counts]
-
-
 torch.library.register_autograd("deeprnn::unroll_steps", _unroll_backward, setup_context=_save)
 
 
@@ -271,7 +266,7 @@ class Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, A, h0, state_mask, reset, text, counts, *flat):
-        inputs = (A, h0, *_groups(flat, counts), state_mask, reset, *text, True)
+        inputs = (A, h0, *steps_second.groups_of(flat, counts), state_mask, reset, *text, True)
         output = unroll_steps(*inputs)
         _save(ctx, inputs, output)
         return output[0], output[1]
@@ -280,40 +275,6 @@ class Direct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         dA, dh0, dW, dS, d_rho, d_centre, none, *_ = _unroll_backward(ctx, *grads)  # type: ignore[arg-type]
         return dA, dh0, None, None, None, None, *dW, *dS, *d_rho, *d_centre, *none
-
-
-def _by_reference(
-    dh: Tensor | None, dz: Tensor | None, values: tuple[Any, ...], units: str, shortcuts: str, masked: str
-) -> tuple[Any, ...]:
-    """The same gradients by the plain loop, whose operations a second derivative can follow."""
-    A, h0, *groups, masks, state_mask, reset = values
-    counts = [len(g) for g in groups]
-    # Views of the inputs: one input may depend on another outside, and that path is not ours.
-    leaves = [x.view_as(x) for x in (A, h0, *(y for group in groups for y in group))]
-    own = [leaves[0], leaves[1], *_groups(leaves[2:], counts), masks, state_mask, reset]
-    members = range(len(A)) if A.dim() == 4 else [None]
-    each = [_plain(own if p is None else _slices(own, p), units, shortcuts, masked) for p in members]
-    h, z = each[0] if A.dim() == 3 else map(torch.stack, zip(*each, strict=True))
-    wanted = [x for x in leaves if x.requires_grad]
-    ends = [(y, d) for y, d in ((h, dh), (z, dz)) if d is not None and y.requires_grad]
-    outputs, gradients = zip(*ends, strict=True)
-    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
-    grads = [next(found) if x.requires_grad else None for x in leaves]
-    return grads[0], grads[1], *_groups(grads[2:], counts)
-
-
-def _slices(values: Sequence[Any], p: int) -> list[Any]:
-    return [None if v is None else v[p] if isinstance(v, Tensor) else [x[p] for x in v] for v in values]
-
-
-def _plain(values: Sequence[Any], units: str, shortcuts: str, masked: str) -> tuple[Tensor, Tensor]:
-    A, h0, W, S, rho, centre, masks, state_mask, reset = values
-    layout = _layout(W, units, shortcuts)
-    parameters, spread = iter(zip(rho, centre, strict=True)), iter(masks)
-    phis = [phi.resolve(u, *(next(parameters) if u.name == "lp" else ())) for u in layout.units]
-    by_layer = [next(spread) if has == "1" else None for has in masked]
-    S = reference.spread(S, layout.shortcuts)
-    return reference.unroll_with(A, h0, W, S, phis, layout.widths, reset, state_mask, by_layer)
 
 
 # ---- vmap: the mapped dimension becomes the leading population dimension of every tensor

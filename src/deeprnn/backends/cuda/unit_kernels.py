@@ -1,4 +1,4 @@
-"""One kernel for a layer's unit at one step, in each direction: what `steps_plain` calls on a GPU.
+"""One kernel for a layer's unit at one step, in each direction: what `steps_loop` calls on a GPU.
 
 Everything a kernel reads lies in one parameter block made before the loop; a launch changes nothing but the
 step, so it costs the host a microsecond or two and can be captured in a CUDA graph.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deeprnn.backends.cuda import driver, nvrtc
 from deeprnn.backends.cuda.launch import device_of
-from deeprnn.backends.steps_plain import Given, Layout, States, UnitAt
+from deeprnn.backends.steps_loop import Given, Layout, States, UnitAt
 
 THREADS = 128
 CODES = {"sigmoid": 0, "tanh": 1, "relu": 2, "identity": 3, "lp": 4, "maxout": 5}
