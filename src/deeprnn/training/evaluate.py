@@ -21,6 +21,8 @@ from deeprnn.training.flat import Layout
 Data = MusicData | TextData
 TRAIN_STREAMS = 64
 """parallel streams for the training part of a text, which is long and decides nothing"""
+MOST_LOGITS = 2**27
+"""that a member computes at once (half a gigabyte): with ten thousand words a chunk must be short"""
 
 
 def evaluation_plan(data: Data, split: str, part: EvaluationPart) -> Plan:
@@ -29,7 +31,8 @@ def evaluation_plan(data: Data, split: str, part: EvaluationPart) -> Plan:
         return music_evaluation(data.splits[split], chunk=part.chunk, width=part.width)
     ids = data.splits[split]
     streams = part.streams if split != "train" or len(ids) < 10**5 else TRAIN_STREAMS
-    return text_evaluation(ids, chunk=part.chunk, streams=streams, warm_up=part.chunk if streams > 1 else 0)
+    chunk = min(part.chunk, max(1, MOST_LOGITS // (streams * data.size)))
+    return text_evaluation(ids, chunk=chunk, streams=streams, warm_up=part.chunk if streams > 1 else 0)
 
 
 @torch.no_grad()
