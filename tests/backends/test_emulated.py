@@ -92,6 +92,7 @@ def emulate(case: Case, choose, folder: Path, monkeypatch) -> None:
 TWO = Case((37, 50), ("tanh", "sigmoid"), (False, True), 4, 3, reset=True)
 THREE = Case((50, 33, 40), ("sigmoid", "tanh", "identity"), (False, True, True), 3, 5, population=2)
 BARE = Case((40, 35), ("relu", "tanh"), (False, False), 4, 9, z_gradient=False)
+EVEN = Case((40, 47), ("tanh", "sigmoid"), (False, True), 5, 10)
 ONE = Case((45,), ("sigmoid",), (False,), 5, 4)
 CLUSTER = [
     (TWO, (2, 128, 8, 2, 1), True),
@@ -107,6 +108,13 @@ MMA = [
     (ONE, (2, 2, 1, 4), True),
     (dataclasses.replace(TWO, B=18), (2, 1, 2, 18), True),
     (dataclasses.replace(TWO, precision="bf16"), (2, 2, 2, 3), True),
+    (dataclasses.replace(TWO, B=7), (3, 1, 3, 4), True),  # no power of two; the last cluster has fewer rows
+    (dataclasses.replace(THREE, B=11), (3, 2, 1, 11), True),
+    # Streams: three of two rows, the last cluster's last with none; tiles of two outputs; one layer.
+    (dataclasses.replace(EVEN, B=10), (3, 1, 3, 6, 3), False),
+    (dataclasses.replace(EVEN, B=13, reset=True), (2, 1, 4, 14, 2), True),
+    (dataclasses.replace(EVEN, B=9, population=2), (2, 2, 2, 9, 3), True),
+    (dataclasses.replace(ONE, B=20), (3, 1, 2, 20, 2), True),
 ]
 
 

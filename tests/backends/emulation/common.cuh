@@ -74,6 +74,10 @@ template <class T> INLINE T __shfl_sync(u32, T value, int lane) { return exchang
 INLINE void cluster_sync() { pass(machine.gates[{-1, 0}], (int)machine.fibres.size()); }
 INLINE void __syncthreads() { pass(machine.gates[{machine.now->rank, 0}], (int)(machine.fibres.size() / machine.memory.size())); }
 template <int N> INLINE void group_sync(int id) { pass(machine.gates[{machine.now->rank, id}], N); }
+template <int N> INLINE void group_arrive(int id) {   // counted, without waiting
+  Gate& gate = machine.gates[{machine.now->rank, id}];
+  if (++gate.waiting == N) { gate.waiting = 0; gate.turn++; machine.idle = 0; }
+}
 
 INLINE float __uint_as_float(u32 x) { float r; memcpy(&r, &x, 4); return r; }
 INLINE u32 __float_as_uint(float x) { u32 r; memcpy(&r, &x, 4); return r; }
@@ -176,7 +180,7 @@ INLINE void load_relaxed(u32 (&w)[4], const u32* at) {
     if (machine.random() % 4 == 0) deliver();   // the four words are not read at once
   }
 }
-INLINE void relax() {
+INLINE void relax() {   // now and then a thread sleeps while the others go as far as they can
   for (int i = machine.random() % 8; i > 0; i--) deliver();
-  yield();
+  for (int i = machine.random() % 32 ? 1 : machine.random() % 250; i > 0; i--) yield();
 }

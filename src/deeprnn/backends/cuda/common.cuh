@@ -93,9 +93,12 @@ INLINE void send4(u32 address, const u32 (&v)[4], u32 bar) {
 // A barrier among N threads of the block, whole warps.
 template <int N> INLINE void group_sync(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(N) : "memory"); }
 
+template <int N> INLINE void group_arrive(int id) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(N) : "memory"); }
+
 INLINE void load_words(u32 (&x)[4], u32 at) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
 }
+INLINE void touch(const float* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 INLINE void store_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }

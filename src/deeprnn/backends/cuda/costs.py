@@ -5,6 +5,7 @@ They only rank shapes. tests/backends/test_planning.py holds them against result
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,7 +13,15 @@ if TYPE_CHECKING:
 
     from deeprnn.backends.cuda.planning import Ring
 
-EXCHANGE = {2: 450, 4: 520, 8: 560, 16: 700}  # cycles to pass a vector round a cluster (measured)
+EXCHANGE = ((2, 450), (4, 520), (8, 560), (16, 700))  # cycles to pass a vector round a cluster (measured)
+
+
+def exchange_cycles(cluster: int) -> float:
+    """Cycles to pass a vector round a cluster; between measured sizes, in proportion."""
+    for (low, least), (high, most) in pairwise(EXCHANGE):
+        if cluster <= high:
+            return least + (most - least) * (cluster - low) / (high - low)
+    return EXCHANGE[-1][1]
 
 
 def ffma_cost(
@@ -20,7 +29,7 @@ def ffma_cost(
     kept: Sequence[int], critical: Sequence[bool], words: int,
 ) -> float:  # fmt: skip
     """Cycles per step: exchange, reduction and unit of each stage, and the products where they show."""
-    exchange = EXCHANGE[cluster] + rows * 12 * cluster // 8
+    exchange = exchange_cycles(cluster) + rows * 12 * cluster // 8
     broadcast = 1.0 if klanes == 32 or vec == 4 else 0.7  # lanes that read one address share little
     crowd = (1.0, 1.5, 2.6)[min(rows, 3) - 1]  # registers are too few to keep several rows in flight
     total = 0.0
@@ -42,15 +51,15 @@ def ffma_cost(
 
 
 def mma_cost(
-    ring: Ring, warps: int, kgroups: int, rows: int, parts: int, mine: Sequence[int], rounds: Sequence[int],
-    kept: Sequence[int], critical: Sequence[bool], per_warp: int, finishing: int,
+    ring: Ring, cluster: int, warps: int, kgroups: int, rows: int, streams: int, parts: int,
+    mine: Sequence[int], rounds: Sequence[int], kept: Sequence[int], critical: Sequence[bool], per_warp: Sequence[int],
 ) -> float:  # fmt: skip
     """Cycles per step; least squares over results/bench/h200-sweep.jsonl, within 6 % of each of its shapes.
 
     What counts is shared memory: operands read for the products, then partial sums, which every finishing
     warp reads of all its group. The tensor cores wait for it in all shapes measured.
     """
-    ntiles, total = _up(rows, 8), 0.0
+    ntiles, alone, busy, arriving = _up(rows, 8), 0.0, 0.0, 0.0
     for s, n in enumerate(ring.sizes):
         work = {True: 0.0, False: 0.0}
         for j, stage in enumerate(ring.stages):
@@ -58,12 +67,17 @@ def mma_cost(
                 issue = _up(warps, 4) * rounds[j] * mine[s] * ntiles * (1 + parts)
                 memory = warps * (rounds[j] * ntiles * 4 + (rounds[j] - kept[j]) * mine[s] * parts * 4)
                 work[critical[j]] += max(6 * issue, 2.03 * memory)
-        sums = 4 * mine[s] * (finishing * per_warp * kgroups + warps * ntiles)
-        received = _up(n, 16) * ntiles * 512 / 18
+        finished = (
+            max(mine[s] * ntiles, kgroups) * warps // kgroups
+        )  # tiles, counted for each warp that adds one up
+        sums = 4 * (finished * kgroups + mine[s] * warps * ntiles)
+        received = _up(n, 16) * rows * 64 / 18
         unit = 55 if ring.backward else 277
-        total += unit + 433 * mine[s] * per_warp + 21 * rows + received + 1.72 * sums
-        total += work[True] + 0.26 * work[False]
-    return total
+        common = 433 * per_warp[s] + 1.72 * sums + work[True]
+        alone += unit + 21 * rows + received + common + 0.26 * work[False]
+        busy += 0.6 * common + 0.6 * work[False]
+        arriving += received
+    return alone if streams == 1 else max(alone, streams * max(busy, arriving))
 
 
 def _up(a: int, b: int) -> int:

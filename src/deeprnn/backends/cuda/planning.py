@@ -20,7 +20,10 @@ UNITS = ("sigmoid", "tanh", "relu", "identity")  # in the order of enum Unit
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block may ask for on Hopper
 REGISTERS = {128: 255, 256: 255, 384: 168, 512: 128}  # what a thread may hold when the block has the SM alone
 TENSOR_CORES = True  # whether "mma" may be chosen
-RESIDENT = {2: 66, 4: 30, 8: 15, 16: 7}  # clusters that 132 processors hold at once; 8 and 16 measured
+SPARE = 48  # registers of a thread that hold no weights, sums or inputs
+# Clusters of each size that 132 processors hold at once (measured on an H200): a cluster lies in one group of
+# processors, and those groups are of unequal size, so that nine is hardly better than sixteen.
+RESIDENT = (66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7)  # for 2, 3, ... 16 blocks
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,14 @@ class Device:
         """16 blocks where the data-centre parts allow it, else the portable 8."""
         return 16 if self.capability in ((9, 0), (10, 0), (10, 3)) else 8
 
+    @property
+    def clusters(self) -> range:
+        """Cluster sizes worth weighing, the widest first."""
+        return range(self.widest_cluster, 1, -1)
+
     def resident(self, cluster: int) -> int:
         """How many clusters of this size run at once; the others wait for a whole sequence."""
-        return max(1, RESIDENT[cluster] * self.processors // 132)
+        return max(1, RESIDENT[cluster - 2] * self.processors // 132)
 
     @property
     def arch(self) -> str:
@@ -98,8 +106,9 @@ class Plan:
     mgroups: int = 1  # mma: warps side by side over the outputs
     kgroups: int = 1  # mma: warps that share the inner dimension
     buffers: int = 2  # mma: copies of the partial sums
+    streams: int = 1  # mma: parts of the rows that take turns, so that one computes while another travels
 
-    def extra_macros(self) -> dict[str, int]:
+    def extra_macros(self) -> dict[str, int | str]:
         """What a kind of plan with fields of its own adds."""
         return {}
 
@@ -154,7 +163,9 @@ def _make_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device)
         best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
     from deeprnn.backends.cuda.wide import wide_plan  # it builds on this module
 
-    best = best or wide_plan(ring, batch, members, bf16, device)
+    if best is None or (best.path == "cluster" and batch * members > 1):  # perhaps in many waves
+        whole = wide_plan(ring, batch, members, bf16, device)
+        best = min(filter(None, (best, whole)), key=lambda plan: plan.cost, default=None)
     return best or generic_plan(ring, batch, members, bf16, device)
 
 
@@ -162,9 +173,9 @@ def cluster_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Devi
     """All shapes of the cluster kernel that fit the chip."""
     lanes = [(8, 2), (8, 4), (16, 2), (32, 2)] + ([] if bf16 else [(32, 1)])
     for cluster, threads, (klanes, vec), rows in product(
-        (16, 8, 4, 2), (128, 256, 384, 512), lanes, range(1, 9)
+        device.clusters, (128, 256, 384, 512), lanes, range(1, 9)
     ):
-        if cluster > min(ring.sizes) or rows > batch or cluster > device.widest_cluster:
+        if cluster > min(ring.sizes) or rows > batch:
             continue
         plan = cluster_plan(ring, batch, members, bf16, device, cluster, threads, klanes, vec, rows)
         if plan is not None:
@@ -211,62 +222,74 @@ def _waves(batch: int, members: int, rows: int, cluster: int, device: Device) ->
 def mma_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
     """All shapes of the tensor-core kernel that fit the chip."""
     tiles = [_up(n, 16) for n in ring.sizes]
-    for cluster, mgroups, kgroups in product((16, 8, 4, 2), (1, 2, 3, 4, 8), (1, 2, 4, 8)):
+    for cluster, mgroups, kgroups in product(device.clusters, (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 8)):
         if (
-            cluster > min(device.widest_cluster, *tiles)
+            cluster > min(tiles)
             or mgroups > _up(max(tiles), cluster)
-            or mgroups * kgroups not in (4, 6, 8, 12, 16)
+            or mgroups * kgroups not in (4, 5, 6, 8, 9, 10, 12, 15, 16)
         ):
             continue
         groups = max(1, device.resident(cluster) // members)
         even = {_up(batch, groups * waves) for waves in (1, 2, 3, 4)}  # no wave nearly empty
-        for rows in sorted(even | {min(batch, 8), min(batch, 16), min(batch, 32)}):
-            if rows <= 48:
-                plan = mma_plan(ring, batch, members, bf16, device, cluster, mgroups, kgroups, rows)
+        wanted = sorted(even | {min(batch, 8), min(batch, 16), min(batch, 32)})
+        for rows, streams in product(wanted, range(1, 9)):
+            if streams <= rows <= 64 and _up(rows, streams) <= 48:
+                rows = _up(rows, streams) * streams
+                plan = mma_plan(ring, batch, members, bf16, device, cluster, mgroups, kgroups, rows, streams)
                 if plan is not None:
                     yield plan
 
 
 def mma_plan(
     ring: Ring, batch: int, members: int, bf16: bool, device: Device,
-    cluster: int, mgroups: int, kgroups: int, rows: int,
+    cluster: int, mgroups: int, kgroups: int, rows: int, streams: int = 1,
 ) -> Plan | None:  # fmt: skip
-    """One shape of the tensor-core kernel; sizes as in mma.cu."""
-    depth, parts, ntiles, warps = len(ring.sizes), 1 if bf16 else 2, _up(rows, 8), mgroups * kgroups
+    """One shape of the tensor-core kernel; sizes as in mma.cu. `rows` are those of all streams."""
+    depth, parts, ntiles, warps = (
+        len(ring.sizes),
+        1 if bf16 else 2,
+        _up(rows // streams, 8),
+        mgroups * kgroups,
+    )
+    turns = streams > 1  # warps finish tiles in turn: buffers and named barriers of their own for each task
+    if ntiles * streams > 16 or (turns and mgroups * (kgroups + 3) > 15):  # a lane's reset marks; barriers
+        return None
     tiles = [_up(n, 16) for n in ring.sizes]
     mine = [_up(_up(n, cluster), mgroups) for n in tiles]
     rounds = [_up(tiles[q], kgroups) for q in ring.sources]
     critical = [q == (s - 1) % depth for s, q in zip(ring.stages, ring.sources, strict=True)]
     kinds = 1 if ntiles > 2 else 3
-    share = kgroups if ntiles == 1 else kgroups // 2 if ntiles == 2 and kgroups > 1 else 1
-    per_warp = 1 if share > 1 else _up(ntiles, kgroups)
-    fetched = sum(mine) * per_warp * (8 if ring.backward else 4)
-    budget = REGISTERS[_up(warps, 4) * 128] - 48 - max(mine) * ntiles * kinds * 4 - fetched
+    if turns and (max(mine) * ntiles > kgroups or len(set(tiles)) > 1):
+        return None
+    per_warp = [_up(n * ntiles, kgroups) for n in mine]  # tiles that a warp finishes
+    fetched = (1 if turns else sum(per_warp)) * (8 if ring.backward else 4)
+    budget = REGISTERS[_up(warps, 4) * 128] - SPARE - max(mine) * ntiles * kinds * 4 - fetched
     kept = [0] * len(rounds)
     for j in sorted(range(len(rounds)), key=lambda j: not critical[j]):
         each = mine[ring.stages[j]] * parts * 4
         kept[j] = max(0, min(rounds[j], budget // each))
         budget -= kept[j] * each
-    shared = _up(16 * depth, 128) * 128
+    shared = _up(16 * depth * streams, 128) * 128
     for s, n in enumerate(tiles):
         doubled = depth == 1 or any(
             q == s and not c for q, c in zip(ring.sources, critical, strict=True)
         )  # read as a shortcut
-        shared += (2 if doubled else 1) * n * ntiles * 512
+        shared += streams * (2 if doubled else 1) * n * ntiles * 512
     shared += sum(
         (rounds[j] - kept[j]) * mine[ring.stages[j]] * warps * parts * 512 for j in range(len(rounds))
     )
     partial = max(mine) * warps * ntiles * 512
-    buffers = 2 if shared + 2 * partial <= device.shared_limit else 1
+    buffers = kgroups + 3 if turns else 2 if shared + 2 * partial <= device.shared_limit else 1
     shared += buffers * partial
     if shared > device.shared_limit or min(tiles) < cluster:
         return None
-    finishing = warps if share > 1 else mgroups * min(ntiles, kgroups)
-    cost = mma_cost(ring, warps, kgroups, rows, parts, mine, rounds, kept, critical, per_warp, finishing)
+    cost = mma_cost(
+        ring, cluster, warps, kgroups, rows // streams, streams, parts, mine, rounds, kept, critical, per_warp
+    )
     cost *= _waves(batch, members, rows, cluster, device)
     return Plan(
         "mma", cluster, warps * 32, rows, kept=tuple(kept), shared=shared, bf16=bf16, cost=cost,
-        mgroups=mgroups, kgroups=kgroups, buffers=buffers,
+        mgroups=mgroups, kgroups=kgroups, buffers=buffers, streams=streams,
     )  # fmt: skip
 
 
@@ -307,7 +330,8 @@ def macros(plan: Plan, ring: Ring, has_reset: bool, has_grad_mid: bool) -> dict[
         del values["THREADS"]
         values |= {
             "CLUSTER": plan.cluster, "MGROUPS": plan.mgroups, "KGROUPS": plan.kgroups,
-            "NTILES": _up(plan.rows, 8), "BUFFERS": plan.buffers, "BF16": int(plan.bf16),
+            "ROWS": plan.rows // plan.streams, "STREAMS": plan.streams,
+            "NTILES": _up(plan.rows // plan.streams, 8), "BUFFERS": plan.buffers, "BF16": int(plan.bf16),
             "MAT_REGS": listed(plan.kept),
         }  # fmt: skip
     values |= plan.extra_macros()
