@@ -96,29 +96,37 @@ ODD = Case((5, 7, 3), ("sigmoid", "tanh", "identity"), (False, True, True), 5, 3
 TWO = Case((37, 130), ("tanh", "sigmoid"), (False, True), 4, 5, reset=True)
 ONE = Case((45,), ("sigmoid",), (False,), 5, 4)
 BARE = Case((40, 35), ("relu", "tanh"), (False, False), 4, 9, z_gradient=False)
-# case, (team, teams, rows, threads, warps); 64 threads keep the emulation quick
+PLAIN = Case((20, 33, 18), ("tanh", "relu", "tanh"), (False, True, False), 5, 3)
+# case, (team, teams, rows, threads, warps), whether shared memory is short; few threads keep the emulation quick
 EMULATED = [
-    (ODD, (3, 1, 3, 64, (2, 1, 1))),
-    (ODD, (4, 2, 1, 64, (1, 1, 2))),
-    (dataclasses.replace(ODD, population=2), (2, 3, 2, 64, (1, 2, 1))),
-    (TWO, (4, 1, 2, 128, (2, 1, 2))),
-    (dataclasses.replace(TWO, T=1), (3, 1, 2, 64, (1, 2, 1))),
-    (ONE, (5, 1, 1, 64, (2, 1, 1))),
-    (dataclasses.replace(ONE, T=2, population=3), (3, 2, 3, 64, (1, 1, 2))),
-    (dataclasses.replace(BARE, precision="bf16"), (3, 1, 5, 64, (1, 1, 2))),
-    (dataclasses.replace(TWO, precision="bf16"), (3, 1, 5, 64, (2, 1, 1))),
+    (ODD, (3, 1, 3, 64, (2, 1, 1)), False),
+    (ODD, (4, 2, 1, 64, (1, 1, 2)), True),
+    (dataclasses.replace(ODD, population=2), (2, 3, 2, 64, (1, 2, 1)), False),
+    (TWO, (4, 1, 2, 128, (2, 1, 2)), True),
+    (dataclasses.replace(TWO, T=1), (3, 1, 2, 64, (1, 2, 1)), False),
+    (ONE, (5, 1, 1, 64, (2, 1, 1)), False),
+    (dataclasses.replace(ONE, T=2, population=3), (3, 2, 3, 64, (1, 1, 2)), False),
+    (dataclasses.replace(BARE, precision="bf16"), (3, 1, 5, 64, (1, 1, 2)), True),
+    (dataclasses.replace(TWO, precision="bf16"), (3, 1, 5, 64, (2, 1, 1)), False),
+    (PLAIN, (2, 1, 2, 64, (2, 1, 1)), True),
 ]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
-@pytest.mark.parametrize(("case", "shape"), EMULATED, ids=str)
-def test_the_kernel_emulated(case, shape, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("case", "shape", "cramped"), EMULATED, ids=str)
+def test_the_kernel_emulated(case, shape, cramped, tmp_path, monkeypatch):
     monkeypatch.setattr(test_emulated, "Emulated", Emulated)
     monkeypatch.setattr(wide, "TILES", dict.fromkeys((64, 128), (256, 512)))
 
     def choose(ring):
-        plan = wide.wide_shape(ring, case.B, max(1, case.population), case.precision == "bf16", H200, *shape)
-        assert plan is not None
+        common = ring, case.B, max(1, case.population), case.precision == "bf16"
+        plan = wide.wide_shape(*common, H200, *shape)
+        if cramped:  # so that vectors must share places
+            assert plan is not None
+            device = dataclasses.replace(H200, shared_limit=plan.shared - 1)
+            plan = wide.wide_shape(*common, device, *shape)
+            assert plan is not None
+            assert len(set(plan.places)) < len(plan.places)
         return plan
 
     test_emulated.emulate(case, choose, tmp_path, monkeypatch)

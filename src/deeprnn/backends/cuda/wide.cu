@@ -12,7 +12,7 @@
 // so the launch must be cooperative.
 //
 // Macros: DEPTH SIZES UNITS MATRICES MAT_STAGE MAT_SOURCE THREADS ROWS TEAM MGROUPS NGROUPS KGROUPS
-//         BACKWARD HAS_RESET HAS_GRAD_MID BF16       (all lists in stage order)
+//         PLACES STRIDES (of the vectors in shared memory; two may share a place) BACKWARD HAS_RESET HAS_GRAD_MID BF16       (all lists in stage order)
 #include "common.cuh"
 
 #define CONST constexpr __host__ __device__
@@ -20,6 +20,8 @@ CONST int size(int s) { constexpr int list[] = {SIZES}; return list[s]; }
 CONST int unit(int s) { constexpr int list[] = {UNITS}; return list[s]; }
 CONST int stage_of(int j) { constexpr int list[] = {MAT_STAGE}; return list[j]; }
 CONST int source_of(int j) { constexpr int list[] = {MAT_SOURCE}; return list[j]; }
+CONST int place(int s) { constexpr int list[] = {PLACES}; return list[s]; }
+CONST int stride(int s) { constexpr int list[] = {STRIDES}; return list[s]; }
 CONST int up(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int TILE_N = up(ROWS, NGROUPS), SPAN_N = TILE_N * NGROUPS;   // batch rows of a warp; in shared memory
@@ -38,8 +40,16 @@ CONST int owned_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += owne
 CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = mine(s) > n ? mine(s) : n; return n; }
 
 // Shared memory, in bytes: the vectors, partial sums, reset marks of two steps, weights.
-CONST int vector_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += 4 * SPAN_N * padded(i); return n; }
-constexpr int PARTIAL = vector_offset(DEPTH), MARKS = PARTIAL + 4 * KGROUPS * ROWS * widest();
+CONST int vector_offset(int s) { return 4 * SPAN_N * place(s); }
+CONST int places() { int n = 0; for (int s = 0; s < DEPTH; s++) n = place(s) + stride(s) > n ? place(s) + stride(s) : n; return n; }
+CONST bool shares(int s) { for (int i = 0; i < DEPTH; i++) if (i != s && place(i) == place(s)) return true; return false; }
+// Whether the vector that stage s receives replaces one that the products just before it read.
+CONST bool crowded(int s) {
+  for (int j = 0; j < MATRICES; j++)
+    if (stage_of(j) == s && source_of(j) != before(s) && place(source_of(j)) == place(before(s))) return true;
+  return false;
+}
+constexpr int PARTIAL = 4 * SPAN_N * places(), MARKS = PARTIAL + 4 * KGROUPS * ROWS * widest();
 constexpr int WEIGHT_BYTES = BF16 ? 2 : 4;
 CONST int weight_offset(int j) {
   int n = up(MARKS + 8 * ROWS, 128) * 128;
@@ -129,7 +139,7 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th) {
 }
 
 // One round of the lanes, VEC elements each: acc += R rows of weights times TILE_N batch rows.
-template <int VEC, int R, int PAD, int N> INLINE void multiply(float (&acc)[N], u32 w_at, u32 x_at) {
+template <int VEC, int R, int PAD, int STRIDE, int N> INLINE void multiply(float (&acc)[N], u32 w_at, u32 x_at) {
   float w[R][VEC];
 #pragma unroll
   for (int r = 0; r < R; r++) {
@@ -146,7 +156,7 @@ template <int VEC, int R, int PAD, int N> INLINE void multiply(float (&acc)[N], 
 #pragma unroll
   for (int n = 0; n < TILE_N; n++) {
     float x[VEC];
-    load_shared<VEC>(x, x_at + n * PAD * 4);
+    load_shared<VEC>(x, x_at + n * STRIDE * 4);
 #pragma unroll
     for (int v = 0; v < VEC; v++)
 #pragma unroll
@@ -154,18 +164,19 @@ template <int VEC, int R, int PAD, int N> INLINE void multiply(float (&acc)[N], 
   }
 }
 template <int J, int N> INLINE void product(const Thread& th, float (&acc)[N]) {
-  constexpr int S = stage_of(J), Q = source_of(J), R = tile(S), PAD = padded(Q), ROUNDS = rounds(Q), TAILS = tails(Q);
+  constexpr int S = stage_of(J), Q = source_of(J), R = tile(S), PAD = padded(Q), STRIDE = stride(Q);
+  constexpr int ROUNDS = rounds(Q), TAILS = tails(Q);
   constexpr int UNROLL = N <= 4 ? 8 : N <= 12 ? 2 : 1;
   u32 w = th.base + weight_offset(J) + th.mg * (R * PAD * WEIGHT_BYTES);
-  u32 x = th.base + vector_offset(Q) + th.ng * (TILE_N * PAD * 4);
+  u32 x = th.base + vector_offset(Q) + th.ng * (TILE_N * STRIDE * 4);
 #pragma unroll UNROLL
   for (int c = th.kg; c < ROUNDS; c += KGROUPS)
-    multiply<4, R, PAD>(acc, w + (c * 32 + th.lane) * 4 * WEIGHT_BYTES, x + (c * 32 + th.lane) * 16);
+    multiply<4, R, PAD, STRIDE>(acc, w + (c * 32 + th.lane) * 4 * WEIGHT_BYTES, x + (c * 32 + th.lane) * 16);
 #pragma unroll
   for (int c = 0; c < TAILS; c++)
     if (KGROUPS == 1 || (ROUNDS + c) % KGROUPS == th.kg) {
       int k = ROUNDS * 128 + (c * 32 + th.lane) * TAIL_VEC;
-      multiply<TAIL_VEC, R, PAD>(acc, w + k * WEIGHT_BYTES, x + k * 4);
+      multiply<TAIL_VEC, R, PAD, STRIDE>(acc, w + k * WEIGHT_BYTES, x + k * 4);
     }
 }
 // Products of stage S with the vector that has just come (CRITICAL), or with those that were here before.
@@ -206,6 +217,13 @@ template <int V> INLINE int index_of(int o, int lane) {   // -1: another lane ha
   return index;
 }
 
+INLINE bool here(const u32 (&w)[4], u32 flag, int count) {
+  u32 wrong = 0;
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+    if (j < count) wrong |= w[j] ^ flag;
+  return !(wrong & 1);
+}
 // Take the team's vector Q of step `seq` into shared memory, every word as soon as it carries the step's flag.
 // Rows that start anew are zeroed.
 template <int Q> INLINE void receive(const Thread& th, u32 seq, bool drop, int parity) {
@@ -213,39 +231,40 @@ template <int Q> INLINE void receive(const Thread& th, u32 seq, bool drop, int p
   constexpr int TAIL = size(Q) % 4;
   const u32* from = th.exchange + slot_offset(Q) + (seq & 1) * (ALL * 4);
   u32 flag = flag_of(seq);
+  if constexpr (crowded(Q + 1 < DEPTH ? Q + 1 : 0)) __syncthreads();
+  constexpr int SPARE = padded(Q) / 4 - QUADS;   // beyond the vector: zeros, not the rest of another
+  if constexpr (shares(Q) && SPARE > 0)
+    for (int i = threadIdx.x; i < ROWS * SPARE; i += THREADS)
+      store_words(th.base + vector_offset(Q) + (i / SPARE * stride(Q) + (QUADS + i % SPARE) * 4) * 4, 0, 0, 0, 0);
+  auto valid = [&](int i) { return TAIL && i % QUADS == QUADS - 1 ? TAIL : 4; };
 #pragma unroll 1
   for (int base = 0; base < NEED; base += BATCH) {
     u32 w[BATCH][4], missing = 0;
+    auto at = [&](int b) { return (base + b) * THREADS + (int)threadIdx.x; };
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
-      if ((base + b) * THREADS + (int)threadIdx.x < ALL) missing |= 1u << b;
+      if (at(b) < ALL) missing |= 1u << b;
     while (missing) {
 #pragma unroll
       for (int b = 0; b < BATCH; b++)
-        if ((missing >> b) & 1) load_relaxed(w[b], from + ((base + b) * THREADS + threadIdx.x) * 4);
+        if ((missing >> b) & 1) load_relaxed(w[b], from + at(b) * 4);
 #pragma unroll
-      for (int b = 0; b < BATCH; b++) {
-        bool last = TAIL && ((base + b) * THREADS + (int)threadIdx.x) % QUADS == QUADS - 1;
-        u32 wrong = 0;
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-          if (j < TAIL || !last) wrong |= w[b][j] ^ flag;
-        if (!(wrong & 1)) missing &= ~(1u << b);
-      }
+      for (int b = 0; b < BATCH; b++)
+        if (((missing >> b) & 1) && here(w[b], flag, valid(at(b)))) missing &= ~(1u << b);
       if (missing) relax();
     }
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
-      int i = (base + b) * THREADS + (int)threadIdx.x, n = i / QUADS, q = i % QUADS;
-      if (i < ALL) {
+      int n = at(b) / QUADS, q = at(b) % QUADS;
+      if (at(b) < ALL) {
         float mark[1] = {0.0f};
         if (HAS_RESET && drop) load_shared<1>(mark, th.base + MARKS + (parity * ROWS + n) * 4);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-          bool none = (TAIL && j >= TAIL && q == QUADS - 1) || (HAS_RESET && mark[0] != 0.0f);
+          bool none = j >= valid(at(b)) || (HAS_RESET && mark[0] != 0.0f);
           w[b][j] = none ? 0u : w[b][j] & ~1u;
         }
-        store_words(th.base + vector_offset(Q) + (n * padded(Q) + q * 4) * 4, w[b][0], w[b][1], w[b][2], w[b][3]);
+        store_words(th.base + vector_offset(Q) + (n * stride(Q) + q * 4) * 4, w[b][0], w[b][1], w[b][2], w[b][3]);
       }
     }
   }
@@ -367,18 +386,17 @@ INLINE void stages(const Params& p, const Thread& th, float (&a)[NOWN], float (&
 }
 
 // Vectors before the first step: zeros, and the initial state.
-template <int S> INLINE void set_up(const Params& p, const Thread& th) {
-  if constexpr (S < DEPTH) {
-    for (int i = threadIdx.x; i < SPAN_N * padded(S); i += THREADS) {
-      int k = i % padded(S), n = i / padded(S);
-      float x = 0.0f;
-      if (!BACKWARD && S == DEPTH - 1 && k < HIDDEN && n < th.rows &&
-          !(HAS_RESET && p.reset[th.member * p.reset_member + th.row0 + n]))
-        x = p.initial[th.member * p.initial_member + (i64)(th.row0 + n) * HIDDEN + k];
-      store_shared(th.base + vector_offset(S) + i * 4, x);
+INLINE void set_up(const Params& p, const Thread& th) {
+  for (int i = threadIdx.x; i < SPAN_N * places(); i += THREADS) store_shared(th.base + i * 4, 0.0f);
+  if (HAS_RESET && threadIdx.x < ROWS) store_shared(th.base + MARKS + threadIdx.x * 4, 0.0f);
+  __syncthreads();
+  if (!BACKWARD)
+    for (int i = threadIdx.x; i < th.rows * HIDDEN; i += THREADS) {
+      int k = i % HIDDEN, n = i / HIDDEN;
+      if (!(HAS_RESET && p.reset[th.member * p.reset_member + th.row0 + n]))
+        store_shared(th.base + vector_offset(DEPTH - 1) + (n * stride(DEPTH - 1) + k) * 4,
+                     p.initial[th.member * p.initial_member + (i64)(th.row0 + n) * HIDDEN + k]);
     }
-    set_up<S + 1>(p, th);
-  }
 }
 // dh0 = the sums that would enter the step before the first.
 INLINE void finish_backward(const Params& p, const Thread& th, float (&acc)[sums(0)]) {
@@ -413,8 +431,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid
     __syncthreads();
     if (th.member != loaded) load_matrices<0>(p, th);
     loaded = th.member;
-    set_up<0>(p, th);
-    if (HAS_RESET && threadIdx.x < ROWS) store_shared(th.base + MARKS + threadIdx.x * 4, 0.0f);
+    set_up(p, th);
     float a[NOWN], g[NOWN], acc[sums(0)], next[sums(0)];
     prefetch_all<0>(p, th, a, g, BACKWARD ? p.steps - 1 : 0);
     zero(acc);
