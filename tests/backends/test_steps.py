@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deeprnn import backends, units
 from deeprnn.backends import reference, steps, steps_plain
-from deeprnn.backends.cuda import nvrtc, unit_kernels
+from deeprnn.backends.cuda import nvrtc, step_kernels, unit_kernels
 from deeprnn.models import dots_rnn
 from deeprnn.operators import Plus
 from tests.backends.grid import fresh_seed
@@ -397,26 +397,64 @@ def test_operators_pass_torchs_own_checks():
 # ---- the kernels
 
 PRELUDE = """
+#include <ucontext.h>
 #include <cmath>
+#include <vector>
 typedef unsigned int u32; typedef long long i64; typedef unsigned char u8;
 #define INLINE static inline
 #define __global__
 #define __launch_bounds__(...)
-static struct { u32 x; } blockIdx, threadIdx;
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ static
+struct float4 { float x, y, z, w; };
+static struct { u32 x, y; } blockIdx, threadIdx;
+static std::vector<ucontext_t> fibres(THREADS);
+static ucontext_t home;
+// All threads meet at every barrier, so each runs up to it in turn; their order changes from one to the next.
+INLINE void __syncthreads() { u32 i = threadIdx.x; swapcontext(&fibres[i], &home); threadIdx.x = i; }
+INLINE void __syncwarp() { __syncthreads(); }
 """
 RUN = """
-extern "C" void run(const Params* p, int t, int blocks) {
-  for (u32 b = 0; b < (u32)blocks; b++)
-    for (u32 i = 0; i < THREADS; i++) { blockIdx.x = b; threadIdx.x = i; NAME(*p, t); }
+static const Params* given; static int step; static std::vector<char> finished;
+static void body() {
+  u32 i = threadIdx.x;
+  NAME(*given, step);
+  finished[i] = 1;
+  swapcontext(&fibres[i], &home);
+}
+extern "C" void run(const Params* p, int t, int x, int y) {
+  static std::vector<std::vector<char>> stacks(THREADS, std::vector<char>(1 << 15));
+  given = p; step = t;
+  for (blockIdx.y = 0; blockIdx.y < (u32)y; blockIdx.y++)
+    for (blockIdx.x = 0; blockIdx.x < (u32)x; blockIdx.x++) {
+      finished.assign(THREADS, 0);
+      for (u32 i = 0; i < THREADS; i++) {
+        getcontext(&fibres[i]);
+        fibres[i].uc_stack.ss_sp = stacks[i].data();
+        fibres[i].uc_stack.ss_size = stacks[i].size();
+        fibres[i].uc_link = &home;
+        makecontext(&fibres[i], body, 0);
+      }
+      for (u32 turn = 0, left = THREADS; left; turn++) {
+        left = 0;
+        for (u32 n = 0; n < THREADS; n++) {
+          u32 i = turn % 2 ? THREADS - 1 - n : n;
+          if (finished[i]) continue;
+          threadIdx.x = i;
+          swapcontext(&home, &fibres[i]);
+          left += !finished[i];
+        }
+      }
+    }
 }
 """
 
 
 @cache
-def compiled(folder, name: str, macros: tuple[int, ...]) -> ctypes.CDLL:
-    text = "".join(f"#define {k} {v}\n" for k, v in unit_kernels.defines(macros).items())
+def compiled(folder, name: str, macros: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+    text = "".join(f"#define {k} {v}\n" for k, v in macros)
     source = (nvrtc.FOLDER / "units.cu").read_text().replace('#include "common.cuh"', PRELUDE)
-    file = folder / f"{name}{''.join(map(str, macros))}.cpp"
+    file = folder / f"{name}{''.join(str(v) for _, v in macros)}.cpp"
     file.write_text(text + source + RUN.replace("NAME", name))
     subprocess.run(
         ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", f"{file}.so", file], check=True
@@ -429,17 +467,34 @@ def emulated(monkeypatch, tmp_path_factory):
     """CPU tensors take the way of a GPU: batched products, and the kernels compiled for the CPU."""
     folder = tmp_path_factory.getbasetemp()
 
-    def launcher(name, macros, blocks, device):
+    def launcher(name, macros, grid, device):
         run = compiled(folder, name, macros).run
-        return lambda params, t: run(ctypes.byref(params), t, blocks)
+        return lambda params, t: run(ctypes.byref(params), t, *grid)
 
     monkeypatch.setattr(unit_kernels, "launcher", launcher)
     monkeypatch.setattr(steps, "by_torch", lambda x: False)
 
 
 @EMULATED
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_emulated_kernels(case, emulated):
+@pytest.mark.parametrize("case", [*CASES[:10:2], *CASES[12:14]], ids=str)
+def test_emulated_unit_kernels(case, emulated, monkeypatch):
+    monkeypatch.setattr(step_kernels, "serves", lambda *_: False)
+    given = draw(case, fresh_seed())
+    compare(results(fused, case, floats(given)), members(case, given), 2e-5)
+
+
+WIDE = [
+    Case(("lp:2", "tanh"), (20, 37), "01", T=3, B=5, reset=True, masks="t", population=2),
+    Case(("maxout:4", "relu"), (13, 70), "00", T=3, B=18, state_mask="t", z_gradient=False),
+    Case(("tanh", "lp:2", "sigmoid"), (33, 9, 300), "011", T=2, B=2, reset=True),
+    Case(("tanh", "lp:2", "identity"), (3, 9, 5), "010", T=3, B=1, state_mask="s"),
+]
+
+
+@EMULATED
+@pytest.mark.parametrize("case", [*CASES, *WIDE], ids=str)
+def test_emulated_step_kernels(case, emulated):
+    """Product and unit in one, where the layout allows; the widths of WIDE fill tiles and warps unevenly."""
     given = draw(case, fresh_seed())
     compare(results(fused, case, floats(given)), members(case, given), 2e-5)
 
@@ -447,12 +502,13 @@ def test_emulated_kernels(case, emulated):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-def test_kernels_compile(arch, tmp_path):
-    for code, pool in ((4, 2), (4, 3), (5, 2), (0, 1), (1, 1), (2, 1), (3, 1)):
-        text = "".join(
-            f"#define {k} {v}\n" for k, v in unit_kernels.defines((code, pool, 1, 1, 1, 1, 1)).items()
-        )
+@pytest.mark.parametrize("product", [0, 1])
+def test_kernels_compile(arch, product, tmp_path):
+    for unit, pool in ((4, 2), (4, 3), (5, 2), (0, 1), (1, 1), (2, 1), (3, 1)):
+        macros = {"UNIT": unit, "POOL": pool, "PRODUCT": product, "THREADS": 256, "ROWS": 16}
+        macros |= dict.fromkeys(("MASK", "STATE_MASK", "RESET", "LAST", "KEEP", "OUTSIDE"), 1)
         file = tmp_path / "units.cu"
+        text = "".join(f"#define {k} {v}\n" for k, v in macros.items())
         file.write_text(text + (nvrtc.FOLDER / "units.cu").read_text())
         options = [
             "-std=c++17",
@@ -466,8 +522,11 @@ def test_kernels_compile(arch, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_on_a_gpu(case):
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("case", [*CASES, *WIDE], ids=str)
+def test_on_a_gpu(case, joined, monkeypatch):
+    if not joined:
+        monkeypatch.setattr(step_kernels, "serves", lambda *_: False)
     given = draw(case, fresh_seed())
     compare(results(fused, case, floats(given, "cuda")), members(case, given), 2e-5)
 

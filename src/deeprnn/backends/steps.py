@@ -122,10 +122,13 @@ def _forward(
             steps_plain.slopes(layout, states, given)
         return states
     # Imported here: the kernels need an NVIDIA driver.
-    from deeprnn.backends.cuda import _on, unit_kernels
+    from deeprnn.backends.cuda import _on, step_kernels, unit_kernels
 
     with _on(A):
-        steps_loop.forward(layout, states, h0, W, S, given, unit_kernels.forward(layout, states, given))
+        if step_kernels.serves(layout, A.shape[-2]):
+            step_kernels.forward(layout, states, h0, W, S, given)
+        else:
+            steps_loop.forward(layout, states, h0, W, S, given, unit_kernels.forward(layout, states, given))
     return states
 
 
@@ -148,11 +151,15 @@ def _backward(
         apply = steps_plain.PlainBackward(layout, slope, dA, G, carry, state_mask, reset)
         steps_loop.backward(layout, dA, G, carry, W, S, dz is not None, apply)
     else:
-        from deeprnn.backends.cuda import _on, unit_kernels
+        from deeprnn.backends.cuda import _on, step_kernels, unit_kernels
 
         with _on(dh):
-            apply = unit_kernels.backward(layout, slope, dA, G, carry, state_mask, reset)
-            steps_loop.backward(layout, dA, G, carry, W, S, dz is not None, apply)
+            if step_kernels.serves(layout, dh.shape[-2]):
+                rest = (state_mask, reset, dz is not None)
+                step_kernels.backward(layout, slope, dA, G, carry, W, S, *rest)
+            else:
+                apply = unit_kernels.backward(layout, slope, dA, G, carry, state_mask, reset)
+                steps_loop.backward(layout, dA, G, carry, W, S, dz is not None, apply)
     for l, n in enumerate(layout.powers):
         if n:
             layout.power(drho, l).copy_((G[l] * layout.power(power, l)).sum((-3, -2)))
