@@ -476,9 +476,9 @@ def emulated(monkeypatch, tmp_path_factory):
 
 
 @EMULATED
-@pytest.mark.parametrize("case", [*CASES[:10:2], *CASES[12:14]], ids=str)
+@pytest.mark.parametrize("case", [STAR, CASES[4], CASES[6], CASES[12]], ids=str)
 def test_emulated_unit_kernels(case, emulated, monkeypatch):
-    monkeypatch.setattr(step_kernels, "serves", lambda *_: False)
+    monkeypatch.setattr(step_kernels, "JOINED", False)
     given = draw(case, fresh_seed())
     compare(results(fused, case, floats(given)), members(case, given), 2e-5)
 
@@ -492,9 +492,10 @@ WIDE = [
 
 
 @EMULATED
-@pytest.mark.parametrize("case", [*CASES, *WIDE], ids=str)
-def test_emulated_step_kernels(case, emulated):
+@pytest.mark.parametrize("case", [*CASES[1:5:2], *CASES[9:14], *WIDE], ids=str)
+def test_emulated_step_kernels(case, emulated, monkeypatch):
     """Product and unit in one, where the layout allows; the widths of WIDE fill tiles and warps unevenly."""
+    monkeypatch.setattr(step_kernels, "JOINED", True)
     given = draw(case, fresh_seed())
     compare(results(fused, case, floats(given)), members(case, given), 2e-5)
 
@@ -525,14 +526,15 @@ def test_kernels_compile(arch, product, tmp_path):
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("case", [*CASES, *WIDE], ids=str)
 def test_on_a_gpu(case, joined, monkeypatch):
-    if not joined:
-        monkeypatch.setattr(step_kernels, "serves", lambda *_: False)
+    monkeypatch.setattr(step_kernels, "JOINED", joined)
     given = draw(case, fresh_seed())
     compare(results(fused, case, floats(given, "cuda")), members(case, given), 2e-5)
 
 
 @pytest.mark.gpu
-def test_captured_in_a_graph():
+@pytest.mark.parametrize("joined", [True, False])
+def test_captured_in_a_graph(joined, monkeypatch):
+    monkeypatch.setattr(step_kernels, "JOINED", joined)
     case = dataclasses.replace(STAR, population=2, state_mask="s")
     given = draw(case, fresh_seed())
     inputs = floats(given, "cuda")
