@@ -78,6 +78,12 @@ def test_what_the_whole_card_cannot_hold_is_left_to_the_generic_kernel():
     assert planning.make_plan(dts(2000), 1, 1, False, False, H200).path == "generic"
 
 
+def test_rows_enough_to_fill_the_card_are_left_to_the_generic_kernel():
+    """A population of 15 with 256 rows each: blocks of eight rows read the weights less often than teams pass."""
+    for batch, members, path in ((256, 15, "generic"), (256, 1, "wide"), (1, 15, "wide")):
+        assert planning.make_plan(dts(400), batch, members, False, False, A100).path == path
+
+
 def test_the_report_names_the_path():
     described = backend.plan(dts(800), 1)
     assert described["forward"]["path"] == described["backward"]["path"] == "wide"

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate, product
 from typing import TYPE_CHECKING
 
-from deeprnn.backends.cuda.planning import Device, Plan
+from deeprnn.backends.cuda.planning import Device, Plan, generic_plan
 
 if TYPE_CHECKING:
     from deeprnn.backends.cuda.planning import Ring
@@ -60,8 +60,9 @@ class WidePlan(Plan):
 
 
 def wide_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device) -> WidePlan | None:
-    """The cheapest shape of the wide kernel; None where not even the whole card holds the weights."""
-    return min(wide_plans(ring, batch, members, bf16, device), key=lambda plan: plan.cost, default=None)
+    """The cheapest shape; None where the card cannot hold the weights, or has rows enough to read them each step."""
+    best = min(wide_plans(ring, batch, members, bf16, device), key=lambda plan: plan.cost, default=None)
+    return None if best and _generic_cost(ring, batch, members, device) < 0.8 * best.cost else best
 
 
 def wide_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device) -> Iterator[WidePlan]:
@@ -185,6 +186,18 @@ def _cost(
                     0.29 * memory + 0.91 * issue + 160 * rounds if critical else 0.68 * max(memory, issue)
                 )
     return total
+
+
+def _generic_cost(ring: Ring, batch: int, members: int, device: Device) -> float:
+    """Roughly what a step of generic.cu takes: bytes that one processor and the card read, or the products."""
+    plan = generic_plan(ring, batch, members, False, device)
+    if plan.shared > device.shared_limit:
+        return float("inf")
+    weights = sum(ring.sizes[s] * ring.sizes[q] for s, q in zip(ring.stages, ring.sources, strict=True))
+    blocks = _up(batch, plan.rows) * members
+    at_once = min(blocks, device.processors)
+    each = max(4 * weights / 55, 4 * weights * at_once / 5000, weights * (plan.rows + 1) / 100)
+    return _up(blocks, device.processors) * (each + 1500 * len(ring.sizes))
 
 
 def _padded(n: int, bf16: bool) -> int:
