@@ -123,8 +123,9 @@ PLAIN = Case((200, 137), ("tanh", "identity"), (False, False), 7, 9)
 SHALLOW = Case((200,), ("sigmoid",), (False,), 9, 30)
 MMA = [
     *((8, 2, 4, 8), (8, 1, 8, 5), (4, 4, 2, 21), (8, 2, 2, 16), (4, 2, 4, 12), (4, 4, 1, 30), (8, 1, 4, 40)),
-    *((4, 3, 2, 5), (4, 3, 4, 18)),
+    *((4, 3, 2, 5), (4, 3, 4, 18), (9, 1, 4, 3), (7, 2, 2, 13), (5, 3, 2, 9)),
 ]
+LEVEL = Case((200, 193), ("tanh", "sigmoid"), (False, True), 6, 21, reset=True)  # layers of as many tiles
 MMA_TESTS = [
     *((shape, WIDE, "registers") for shape in MMA),
     ((8, 2, 4, 8), DEEP, "shared memory"),
@@ -134,6 +135,9 @@ MMA_TESTS = [
     ((2, 4, 1, 30), PLAIN, "registers"),
     ((4, 2, 4, 12), SHALLOW, "registers"),
     *((shape, dataclasses.replace(WIDE, precision="bf16"), "registers") for shape in MMA[::3]),
+    *((shape, LEVEL, "registers") for shape in ((7, 2, 4, 21, 3), (13, 1, 4, 12, 2), (9, 2, 3, 20, 5))),
+    ((7, 2, 4, 16, 2), dataclasses.replace(LEVEL, population=2, reset=False), "shared memory"),
+    ((13, 1, 4, 9, 3), SHALLOW, "registers"),
 ]
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from deeprnn.backends.cuda.planning import Ring
 
-EXCHANGE = ((2, 450), (4, 520), (8, 560), (16, 700))  # cycles to pass a vector round a cluster (measured)
+EXCHANGE = ((2, 450), (4, 520), (8, 560), (12, 600), (16, 760))  # cycles to pass a vector round a cluster
 
 
 def exchange_cycles(cluster: int) -> float:
@@ -45,39 +45,40 @@ def ffma_cost(
             issue = _up(warps, 4) * (fmas + loads + apart)
             memory = warps * (loads * vec * broadcast + apart * words)
             work[critical[j]] += crowd * max(issue, memory, fmas // vec * 4) + 0.2 * min(issue, memory)
-        reduction = 28 * (klanes.bit_length() - 1) + 8 * rpt[s] * rows + 40 * max(0, warps - 7)
+        reduction = 28 * (klanes.bit_length() - 1) + 8 * rpt[s] * rows + 40 * max(0, warps - 5)
         total += 260 + exchange + reduction + work[True] + max(0.0, work[False] - 0.7 * exchange)
     return total
 
 
 def mma_cost(
     ring: Ring, cluster: int, warps: int, kgroups: int, rows: int, streams: int, parts: int,
-    mine: Sequence[int], rounds: Sequence[int], kept: Sequence[int], critical: Sequence[bool], per_warp: Sequence[int],
+    mine: Sequence[int], rounds: Sequence[int], kept: Sequence[int],
 ) -> float:  # fmt: skip
-    """Cycles per step; least squares over results/bench/h200-sweep.jsonl, within 6 % of each of its shapes.
+    """Cycles per step; least squares over results/bench/h200-sweep.jsonl, most shapes within 6 %, all within 14.
 
-    What counts is shared memory: operands read for the products, then partial sums, which every finishing
-    warp reads of all its group. The tensor cores wait for it in all shapes measured.
+    One stream is a chain: products, partial sums (which every finishing warp reads of all its group), unit,
+    sending, receiving. Several streams overlap, and what one warp sends for its group is the longest part.
     """
-    ntiles, alone, busy, arriving = _up(rows, 8), 0.0, 0.0, 0.0
+    ntiles, alone, turns = _up(rows, 8), 0.0, 0.0
     for s, n in enumerate(ring.sizes):
-        work = {True: 0.0, False: 0.0}
-        for j, stage in enumerate(ring.stages):
-            if stage == s:
-                issue = _up(warps, 4) * rounds[j] * mine[s] * ntiles * (1 + parts)
-                memory = warps * (rounds[j] * ntiles * 4 + (rounds[j] - kept[j]) * mine[s] * parts * 4)
-                work[critical[j]] += max(6 * issue, 2.03 * memory)
-        finished = (
-            max(mine[s] * ntiles, kgroups) * warps // kgroups
-        )  # tiles, counted for each warp that adds one up
-        sums = 4 * (finished * kgroups + mine[s] * warps * ntiles)
-        received = _up(n, 16) * rows * 64 / 18
-        unit = 55 if ring.backward else 277
-        common = 433 * per_warp[s] + 1.72 * sums + work[True]
-        alone += unit + 21 * rows + received + common + 0.26 * work[False]
-        busy += 0.6 * common + 0.6 * work[False]
-        arriving += received
-    return alone if streams == 1 else max(alone, streams * max(busy, arriving))
+        own = [j for j, stage in enumerate(ring.stages) if stage == s]
+        state = sum(rounds[j] for j in own) * ntiles * 4
+        weights = sum(rounds[j] - kept[j] for j in own) * mine[s] * parts * 4
+        issue = _up(warps, 4) * state // 4 * mine[s] * (1 + parts)
+        received = _up(n, 16) * rows * 64
+        full, rest = divmod(mine[s] * ntiles, kgroups)
+        share = kgroups // rest if rest else 0  # warps that finish one tile of the last round
+        added = (
+            warps // kgroups * (full * kgroups + share * rest)
+        )  # tiles, once for each warp that adds them up
+        sums = 4 * (added * kgroups + mine[s] * warps * ntiles)
+        sends = full * cluster + (_up(cluster, share) if rest else 0)
+        chain = max(2.4 * issue, warps * (0.97 * state + 1.2 * weights)) + (0 if ring.backward else 85)
+        chain += 627 * (full + (rest > 0)) + 0.065 * received + 1.81 * sums + 16.3 * sends
+        alone += max(chain, exchange_cycles(cluster) + 650)  # small layers: latency, as timed in the kernel
+        turns += 1040 + streams * (1.16 * warps * (state + weights) + 0.0325 * received)
+        turns += streams * 107 * mine[s] * ntiles * cluster / kgroups
+    return alone if streams == 1 else turns
 
 
 def _up(a: int, b: int) -> int:

@@ -222,22 +222,21 @@ def _waves(batch: int, members: int, rows: int, cluster: int, device: Device) ->
 def mma_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
     """All shapes of the tensor-core kernel that fit the chip."""
     tiles = [_up(n, 16) for n in ring.sizes]
-    for cluster, mgroups, kgroups in product(device.clusters, (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 8)):
-        if (
-            cluster > min(tiles)
-            or mgroups > _up(max(tiles), cluster)
-            or mgroups * kgroups not in (4, 5, 6, 8, 9, 10, 12, 15, 16)
-        ):
+    # Of cluster sizes that leave the busiest block the same number of tiles only the smallest is worth trying.
+    dealt = {tuple(_up(n, c) for n in tiles): c for c in device.clusters if c <= min(tiles)}
+    for cluster, mgroups, kgroups in product(dealt.values(), (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 8)):
+        if mgroups > _up(max(tiles), cluster) or mgroups * kgroups not in (4, 5, 6, 8, 9, 10, 12, 15, 16):
             continue
         groups = max(1, device.resident(cluster) // members)
         even = {_up(batch, groups * waves) for waves in (1, 2, 3, 4)}  # no wave nearly empty
-        wanted = sorted(even | {min(batch, 8), min(batch, 16), min(batch, 32)})
-        for rows, streams in product(wanted, range(1, 9)):
-            if streams <= rows <= 64 and _up(rows, streams) <= 48:
-                rows = _up(rows, streams) * streams
-                plan = mma_plan(ring, batch, members, bf16, device, cluster, mgroups, kgroups, rows, streams)
-                if plan is not None:
-                    yield plan
+        for rows in sorted(even | {min(batch, 8), min(batch, 16), min(batch, 32)}):
+            for streams in (1, *range(_up(rows, 16), _up(rows, 5))):
+                each = _up(rows, streams)
+                if each <= 48 and (streams == 1 or each > 4):
+                    shape = (cluster, mgroups, kgroups, each * streams, streams)
+                    plan = mma_plan(ring, batch, members, bf16, device, *shape)
+                    if plan is not None:
+                        yield plan
 
 
 def mma_plan(
@@ -261,8 +260,8 @@ def mma_plan(
     kinds = 1 if ntiles > 2 else 3
     if turns and (max(mine) * ntiles > kgroups or len(set(tiles)) > 1):
         return None
-    per_warp = [_up(n * ntiles, kgroups) for n in mine]  # tiles that a warp finishes
-    fetched = (1 if turns else sum(per_warp)) * (8 if ring.backward else 4)
+    finished = 1 if turns else sum(_up(n * ntiles, kgroups) for n in mine)  # tiles that a warp finishes
+    fetched = finished * (8 if ring.backward else 4)
     budget = REGISTERS[_up(warps, 4) * 128] - SPARE - max(mine) * ntiles * kinds * 4 - fetched
     kept = [0] * len(rounds)
     for j in sorted(range(len(rounds)), key=lambda j: not critical[j]):
@@ -283,9 +282,7 @@ def mma_plan(
     shared += buffers * partial
     if shared > device.shared_limit or min(tiles) < cluster:
         return None
-    cost = mma_cost(
-        ring, cluster, warps, kgroups, rows // streams, streams, parts, mine, rounds, kept, critical, per_warp
-    )
+    cost = mma_cost(ring, cluster, warps, kgroups, rows // streams, streams, parts, mine, rounds, kept)
     cost *= _waves(batch, members, rows, cluster, device)
     return Plan(
         "mma", cluster, warps * 32, rows, kept=tuple(kept), shared=shared, bf16=bf16, cost=cost,
