@@ -115,6 +115,8 @@ MMA = [
     (dataclasses.replace(EVEN, B=13, reset=True), (2, 1, 4, 14, 2), True),
     (dataclasses.replace(EVEN, B=9, population=2), (2, 2, 2, 9, 3), True),
     (dataclasses.replace(ONE, B=20), (3, 1, 2, 20, 2), True),
+    (dataclasses.replace(THREE, sizes=(40, 33, 47), B=7, population=0, reset=True), (3, 1, 4, 6, 2), True),
+    (dataclasses.replace(EVEN, B=6, precision="bf16"), (2, 2, 2, 6, 2), True),
 ]
 
 
