@@ -39,7 +39,6 @@ def test_the_papers_settings_stand_in_its_recipes():
             assert recipe.regulariser.dropout_output > 0
             assert not recipe.pretrain.recipe
             continue
-        assert recipe.optimiser.name == "sgd"
         assert recipe.optimiser.clip == 1
         assert recipe.regulariser.weight_noise == (0 if data == "ptb-char" else 0.075)
         assert recipe.pretrain.recipe == {"dots": f"paper/{data}/dts", "srnn": f"paper/{data}/rnn"}.get(
@@ -48,8 +47,9 @@ def test_the_papers_settings_stand_in_its_recipes():
         if data in betas:
             assert (recipe.schedule.name, recipe.schedule.beta) == ("paper", betas[data])
             assert recipe.data.chunk == (50 if data == "jsb" else 200)
-        else:
-            assert recipe.schedule.name == "halving"
+            assert (recipe.optimiser.name, recipe.data.lanes) == ("sgd", 1)
+        else:  # departures that the table names: one lane of plain SGD would take days
+            assert (recipe.optimiser.name, recipe.schedule.name) == ("adam", "cosine")
             expected = {"ptb-char": (0.01, 0.001), "ptb-word": (0.1, 0.1)}[data]
             assert (recipe.init.input_std, recipe.init.output_std) == expected
 

@@ -146,7 +146,7 @@ def test_overrides_reach_the_recipes_they_name():
     recipe = recipe_for("ptb-char/rnn")
     assert changed(recipe, "ptb-char/rnn", ["ptb-*:data.lanes=16"]).data.lanes == 16
     assert changed(recipe, "ptb-char/rnn", ["ptb-char:data.lanes=16"]).data.lanes == 16
-    assert changed(recipe, "ptb-char/rnn", ["*/dots:data.lanes=16"]).data.lanes == 1
+    assert changed(recipe, "ptb-char/rnn", ["*/dots:data.lanes=16"]).data.lanes == recipe.data.lanes != 16
     assert changed(recipe, "ptb-char/rnn", ["optimiser.rate=4"]).optimiser.rate == 4.0
     with pytest.raises(UserError, match="needs the form"):
         changed(recipe, "ptb-char/rnn", ["data.lanes"])
@@ -191,6 +191,17 @@ def test_identity_ignores_seed_and_settings_of_absent_layers():
     assert identity(changed(recipe, "x", ["optimiser.rate=0.3"])) != identity(recipe)
     dots = recipe_for("ptb-char/dots")
     assert identity(changed(dots, "x", ["init.rectifier_bias=0.3"])) != identity(dots)
+
+
+def test_identity_ignores_what_the_schedule_does_not_read():
+    paper = recipe_for("jsb/rnn")
+    cosine = changed(paper, "x", ["schedule.name=cosine", "stop.epochs=5"])
+    assert identity(changed(cosine, "x", ["schedule.patience=9", "schedule.beta=3"])) == identity(cosine)
+    assert identity(changed(cosine, "x", ["schedule.floor=0.1"])) != identity(cosine)
+    assert identity(changed(paper, "x", ["schedule.patience=9"])) != identity(paper)
+    assert identity(changed(paper, "x", ["schedule.factor=1.1", "evaluation.chunk=9"])) == identity(paper)
+    streams = changed(paper, "x", ["evaluation.streams=2"])
+    assert identity(changed(streams, "x", ["evaluation.chunk=9"])) != identity(streams) != identity(paper)
 
 
 @pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--budget", "-1"], ["--jobs", "0"]])

@@ -104,8 +104,17 @@ def identity(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:10]
 
 
+SCHEDULES = {
+    "paper": ("beta", "patience", "restore_best"),
+    "halving": ("patience", "factor", "minimum", "restore_best"),
+    "cosine": ("floor",),
+    "constant": (),
+}
+"""what each schedule reads beside its name and the warm-up"""
+
+
 def without_idle(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, settings of layers that the model does not have at their defaults."""
+    """The recipe as plain data; settings that nothing reads in this model and schedule at their defaults."""
     own, default, model = recipe.to_dict(), Recipe().to_dict(), recipe.model
     units = model.unit + model.intermediate_unit
     if model.output_hidden:
@@ -115,6 +124,10 @@ def without_idle(recipe: Recipe) -> dict[str, Any]:
         own["init"]["output_hidden_std"] = default["init"]["output_hidden_std"]
     if "relu" not in units:
         own["init"]["rectifier_bias"] = default["init"]["rectifier_bias"]
+    read = ("name", "warmup", *SCHEDULES[recipe.schedule.name])
+    own["schedule"] |= {k: v for k, v in default["schedule"].items() if k not in read}
+    if recipe.evaluation.streams == 1:  # exact, however many steps are taken at a time
+        own["evaluation"] = default["evaluation"]
     return own
 
 
