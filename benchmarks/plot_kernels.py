@@ -231,7 +231,8 @@ def plans_figure() -> bytes:
         for r in (r for r in rows if r["batch"] == batch):
             p, common = r["plan"], (planning.ring(spec, r["backward"]), batch, 1, False, planning.Device())
             if p["path"] == "mma":
-                plan = planning.mma_plan(*common, p["cluster"], p["mgroups"], p["kgroups"], p["rows"])
+                shape = (p["cluster"], p["mgroups"], p["kgroups"], p["rows"], p["streams"])
+                plan = planning.mma_plan(*common, *shape)
             else:
                 lanes = (p["threads"], p["klanes"], p["vec"])
                 plan = planning.cluster_plan(*common, p["cluster"], *lanes, p["rows"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ GPU = pytest.mark.gpu
 SIZES, SHORTCUTS = (136, 64, 200), (False, True, False)
 
 
-def draw(steps: int, batch: int, members: int = 0, device: str = "cuda", reset: bool = True) -> list:
+def draw(steps: int, batch: int, members: int = 0, device: str = "cuda", reset: bool = True) -> Any:
     """dA, h, z, h0, reset of a transition with three layers; columns of very different size."""
     lead = (members,) if members else ()
     total, hidden = sum(SIZES), SIZES[-1]
@@ -48,7 +50,7 @@ def test_only_large_products_without_a_gradient_on_a_gpu_are_taken_over(monkeypa
     assert products.serves(dA, h, z, h0, SIZES)
     assert not products.serves(dA[:2], h[:2], z[:2], h0, SIZES)
     assert not products.serves(dA, h, z, h0, (137, 63, 200))
-    assert not products.serves(*(x.double() for x in (dA, h, z, h0)), SIZES)
+    assert not products.serves(*(x.double() for x in (dA, h, z, h0)), sizes=SIZES)
     dA.requires_grad_()
     assert not products.serves(dA, h, z, h0, SIZES)
     with torch.no_grad():
@@ -59,7 +61,7 @@ def test_only_large_products_without_a_gradient_on_a_gpu_are_taken_over(monkeypa
 def test_the_operator_promises_the_shapes_of_the_plain_products(members):
     args = draw(5, 2, members, "cpu")
     runs = gradients._runs([True, *SHORTCUTS[1:]])
-    plain = gradients._products(*args, SIZES, runs)
+    plain = gradients._products(*args, sizes=SIZES, runs=runs)
     bounds = [bound for run in runs for bound in (run[0], run[-1] + 1)]
     meta = [x.to("meta") for x in args]
     promised = products.weight_products(*meta, list(SIZES), bounds)
@@ -71,10 +73,10 @@ def test_the_operator_promises_the_shapes_of_the_plain_products(members):
 @pytest.mark.parametrize("reset", [False, True])
 def test_gradients_are_as_accurate_as_fp32_row_by_row(steps, batch, members, reset):
     args = draw(steps, batch, members, reset=reset)
-    assert products.serves(*args[:4], SIZES)
-    found = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    assert products.serves(*args[:4], sizes=SIZES)
+    found = gradients.weight_gradients(*args, sizes=SIZES, shortcuts=SHORTCUTS)
     wide = [x.double() if i < 4 else x for i, x in enumerate(args)]
-    expected = gradients.weight_gradients(*wide, SIZES, SHORTCUTS)
+    expected = gradients.weight_gradients(*wide, sizes=SIZES, shortcuts=SHORTCUTS)
     assert worst_row(found, expected) < 2e-6
 
 
@@ -82,9 +84,9 @@ def test_gradients_are_as_accurate_as_fp32_row_by_row(steps, batch, members, res
 def test_reset_marks_of_each_member():
     args = draw(40, 32, 3)
     args[4] = torch.rand(3, 40, 32, device="cuda") < 0.3
-    found = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    found = gradients.weight_gradients(*args, sizes=SIZES, shortcuts=SHORTCUTS)
     for p in range(3):
-        alone = gradients.weight_gradients(*(x[p] for x in args), SIZES, SHORTCUTS)
+        alone = gradients.weight_gradients(*(x[p] for x in args), sizes=SIZES, shortcuts=SHORTCUTS)
         for a, b in zip(found, alone, strict=True):
             for x, y in zip(a, b, strict=True):
                 torch.testing.assert_close(x[p], y, rtol=1e-4, atol=1e-5 * float(y.abs().max()))
@@ -97,9 +99,9 @@ def test_zeros_infinities_and_nan_come_out_as_in_fp32(monkeypatch):
     dA[..., 5] = 0
     dA[3, 2, 7], dA[3, 2, 150], z[1, 1, 11] = float("inf"), float("nan"), float("-inf")
     dA[..., 20] *= 1e-38
-    found = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    found = gradients.weight_gradients(*args, sizes=SIZES, shortcuts=SHORTCUTS)
     monkeypatch.setattr(products, "FEWEST_ROWS", 10**9)
-    plain = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    plain = gradients.weight_gradients(*args, sizes=SIZES, shortcuts=SHORTCUTS)
     for a, b in zip(found, plain, strict=True):
         for x, y in zip(a, b, strict=True):
             assert torch.equal(x.isfinite(), y.isfinite())
@@ -110,5 +112,5 @@ def test_zeros_infinities_and_nan_come_out_as_in_fp32(monkeypatch):
 def test_a_second_derivative_takes_the_plain_products():
     args = draw(40, 32)
     args[0].requires_grad_()
-    (dW, *_), _ = gradients.weight_gradients(*args, SIZES, SHORTCUTS)
+    (dW, *_), _ = gradients.weight_gradients(*args, sizes=SIZES, shortcuts=SHORTCUTS)
     assert torch.autograd.grad(dW.sum(), args[0])[0].any()
