@@ -177,3 +177,22 @@ def test_shapes_come_from_the_meta_device_as_nn_rnns_do():
     theirs, mine = nn.RNN(I, H, 2, device="meta"), DeepRNN(I, H, 2, intermediate_sizes=5, device="meta")
     assert [y.shape for y in mine(x)] == [y.shape for y in theirs(x)]
     assert mine.step(x[0])[0].shape == (B, H)
+
+
+@ALL
+def test_attributes_that_code_for_nn_rnn_may_read(settings):
+    theirs, mine = pair(settings)
+    assert (mine.mode, mine.proj_size) == (theirs.mode, theirs.proj_size)
+    assert [len(group) for group in mine.all_weights] == [len(group) for group in theirs.all_weights]
+    for group, expected in zip(mine.all_weights, theirs.all_weights, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(group, expected, strict=True))
+
+
+def test_all_weights_of_a_deep_layer_are_all_its_parameters():
+    layer = DeepRNN(
+        I, H, num_layers=2, intermediate_sizes=(5, 4), shortcut="all", input_to="all", bidirectional=True
+    )
+    found = [p for group in layer.all_weights for p in group]
+    assert len(layer.all_weights) == 4
+    assert {id(p) for p in found} == {id(p) for p in layer.parameters()}
+    assert len(found) == len(list(layer.parameters()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import torch
@@ -78,7 +79,7 @@ class DeepRNN(nn.Module):
             )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.nonlinearity, self.bias, self.batch_first = phi, bias, batch_first
-        self.dropout, self.bidirectional = float(dropout), bidirectional
+        self.dropout, self.bidirectional, self.proj_size = float(dropout), bidirectional, 0
         self.intermediate_sizes, self.shortcut, self.input_to = inner, shortcut, input_to
         self.backend = backend
         for k, spec in enumerate(self.level_specs):
@@ -112,6 +113,21 @@ class DeepRNN(nn.Module):
         bound = 1.0 / math.sqrt(self.hidden_size)
         for weight in self.parameters():
             nn.init.uniform_(weight, -bound, bound)
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of each level and direction, as `nn.RNN` lists them; deeper layers' follow."""
+        named = dict(self.named_parameters())
+        return [
+            [p for name, p in named.items() if re.search(rf"{suffix}(_d\d+)?$", name)]
+            for level in range(self.num_layers)
+            for suffix in self._suffixes(level)
+        ]
+
+    @property
+    def mode(self) -> str:
+        """`nn.RNN`'s name of the cell, such as RNN_TANH."""
+        return f"RNN_{self.nonlinearity.upper()}"
 
     def flatten_parameters(self) -> None:
         """Nothing to do: parameters are never flattened here. For code written with `nn.RNN` in mind."""
