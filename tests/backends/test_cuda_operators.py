@@ -136,6 +136,17 @@ def test_second_derivatives_follow_the_reference(calls):
         assert (a.double() - b).norm() <= 1e-4 * b.norm()
 
 
+def test_gradients_mapped_over_the_outputs(calls):
+    x = leaves()
+    h, _ = run(x)
+    grads = torch.randn(3, *h.shape)
+    found = torch.func.vmap(lambda g: torch.autograd.grad(h, x, g, retain_graph=True))(grads)
+    for p in range(3):
+        alone = torch.autograd.grad(h, x, grads[p], retain_graph=True)
+        for a, b in zip(found, alone, strict=True):
+            torch.testing.assert_close(a[p], b)
+
+
 def test_functional_gradients_take_the_reference(calls):
     x = [v.detach() for v in leaves()]
     found = torch.func.grad(lambda a: run([a, *x[1:]])[0].square().sum())(x[0])

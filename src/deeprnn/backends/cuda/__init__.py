@@ -286,8 +286,11 @@ class Direct(torch.autograd.Function):
 
 
 def _plain(*tensors: Tensor | None) -> bool:
-    """Whether nothing but the kernel can be meant: no subclass, no mode that watches operators."""
-    if _len_torch_dispatch_stack():
+    """Whether nothing but the kernel can be meant: no subclass, no mode that watches operators, no vmap.
+
+    The gradients of one backward pass may be mapped over although its forward pass was not.
+    """
+    if _len_torch_dispatch_stack() or inside_vmap():
         return False
     return all(x is None or (type(x) in PLAIN and x.device.type == DEVICE) for x in tensors)
 
