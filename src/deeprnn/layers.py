@@ -73,10 +73,12 @@ class DeepRNN(nn.Module):
             )
             for k in range(num_layers)
         )
-        if any(u.startswith("lp") for u in self.level_specs[0].units):
-            raise ValueError(
-                "nonlinearity 'lp' has learned parameters: build with deeprnn.Plus or deeprnn.rnn(...)"
-            )
+        given = {"nonlinearity": (nonlinearity, phi), "intermediate_nonlinearity": (inner_unit, phi_inner)}
+        for argument, (unit, named) in given.items():
+            if named.startswith("lp") and named in self.level_specs[0].units:
+                raise ValueError(
+                    f"{argument} {unit!r} has learned parameters: build with deeprnn.Plus or deeprnn.rnn(...)"
+                )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.nonlinearity, self.bias, self.batch_first = phi, bias, batch_first
         self.dropout, self.bidirectional, self.proj_size = float(dropout), bidirectional, 0
