@@ -80,6 +80,7 @@ CASES = [
 
 def draw(case: Case, seed: int) -> dict[str, Tensor]:
     """Fresh inputs in float64; masks hold zeros, reset marks some rows, also at the first step."""
+    print(f"seed {seed}")  # shown where a test fails
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -161,16 +162,26 @@ def results(function, case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]
     return {"h": h.detach(), "z": z.detach(), **dict(zip(names, filled, strict=True))}
 
 
+def off(x: Tensor, known: Tensor) -> float:
+    """Where terms cancel, errors are those of the terms, which are of the order of 1 here."""
+    scale = max(float(known.norm()), 0.3 * known.numel() ** 0.5)
+    return float((x.double().cpu() - known).norm()) / scale if known.numel() else 0.0
+
+
 def compare(found: dict[str, Tensor], truth: dict[str, Tensor], tolerance: float) -> None:
     assert found.keys() == truth.keys()
     for name, known in truth.items():
-        x = found[name].double().cpu()
+        x = found[name]
         assert x.shape == known.shape, name
         assert torch.isfinite(x).all(), f"{name} is not finite"
-        # Where terms cancel, errors are those of the terms, which are of the order of 1 here.
-        scale = max(float(known.norm()), 0.3 * known.numel() ** 0.5)
-        error = float((x - known).norm()) / scale if known.numel() else 0.0
-        assert error < tolerance, f"{name} is off by {error:.1e}"
+        assert off(x, known) < tolerance, f"{name} is off by {off(x, known):.1e}"
+
+
+def compare_floats(case: Case, given: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    """To 2e-5, or to four times what the reference loses in float32: once in 600 draws a pool is that unlucky."""
+    truth, alike = members(case, given), members(case, floats(given))
+    worst = max(off(alike[name], known) for name, known in truth.items())
+    compare(found, truth, max(2e-5, 4 * worst))
 
 
 def members(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -195,7 +206,7 @@ def test_outputs_and_gradients(case):
     given = draw(case, fresh_seed())
     truth = members(case, given)
     compare(results(fused, case, given), truth, 1e-11)
-    compare(results(fused, case, floats(given)), truth, 2e-5)
+    compare_floats(case, given, results(fused, case, floats(given)))
 
 
 @pytest.mark.parametrize("case", [STAR, CASES[4], CASES[5]], ids=str)
@@ -480,7 +491,7 @@ def emulated(monkeypatch, tmp_path_factory):
 def test_emulated_unit_kernels(case, emulated, monkeypatch):
     monkeypatch.setattr(step_kernels, "JOINED", False)
     given = draw(case, fresh_seed())
-    compare(results(fused, case, floats(given)), members(case, given), 2e-5)
+    compare_floats(case, given, results(fused, case, floats(given)))
 
 
 WIDE = [
@@ -497,7 +508,7 @@ def test_emulated_step_kernels(case, emulated, monkeypatch):
     """Product and unit in one, where the layout allows; the widths of WIDE fill tiles and warps unevenly."""
     monkeypatch.setattr(step_kernels, "JOINED", True)
     given = draw(case, fresh_seed())
-    compare(results(fused, case, floats(given)), members(case, given), 2e-5)
+    compare_floats(case, given, results(fused, case, floats(given)))
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -528,7 +539,7 @@ def test_kernels_compile(arch, product, tmp_path):
 def test_on_a_gpu(case, joined, monkeypatch):
     monkeypatch.setattr(step_kernels, "JOINED", joined)
     given = draw(case, fresh_seed())
-    compare(results(fused, case, floats(given, "cuda")), members(case, given), 2e-5)
+    compare_floats(case, given, results(fused, case, floats(given, "cuda")))
 
 
 @pytest.mark.gpu
@@ -545,4 +556,4 @@ def test_captured_in_a_graph(joined, monkeypatch):
         found = results(fused, case, inputs)
     graph.replay()
     torch.cuda.synchronize()
-    compare(found, members(case, given), 2e-5)
+    compare_floats(case, given, found)
