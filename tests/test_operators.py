@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -157,6 +159,23 @@ def test_unrolling_with_masks_is_stepping_with_masks():
         z = torch.sigmoid(A[t, :, :M] + before @ op.W1.T) * masks["z1"][t]
         h = torch.sigmoid(A[t, :, M:] + z @ op.W2.T + before @ op.S2.T)
         torch.testing.assert_close(states[t], h)
+
+
+WRONG = {
+    "(B, H) = (2, 3), got (1, 3)": {"h0": torch.zeros(1, H, **DOUBLE)},
+    "(2, 3), got (2, 4)": {"h0": torch.zeros(B, H + 1, **DOUBLE)},
+    "is on meta, the input on cpu": {"h0": torch.zeros(B, H, device="meta", **DOUBLE)},
+    "(T, B) = (3, 2), got torch.int64": {"reset": torch.zeros(T, B, dtype=torch.int64)},
+    "got torch.bool of shape (3, 1)": {"reset": torch.zeros(T, 1, dtype=torch.bool)},
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+@pytest.mark.parametrize("name", ["dts", "maxout"])
+def test_what_does_not_fit_never_reaches_a_kernel(name, words):
+    given = {"h0": draw(B, H), "reset": None, **WRONG[words]}
+    with pytest.raises(UserError, match=re.escape(words)):
+        plus(name).unroll(draw(T, B, I), given["h0"], given["reset"])
 
 
 def test_an_rnn_by_hand():

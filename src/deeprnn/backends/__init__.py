@@ -155,6 +155,7 @@ def unroll(
     autocast = autocasts(device) and torch.get_autocast_dtype(device) == torch.bfloat16
     if precision == "auto":
         precision = "bf16" if autocast and device == "cuda" else "fp32"
+    _check(A, h0, W, reset, *S)
     with without_autocast(device):
         A, h0 = A.to(dtype), h0.to(dtype)
         if backend == "auto":
@@ -162,6 +163,27 @@ def unroll(
         elif (reason := _reason(backend, spec.sizes, *spec.text, device, dtype, precision)) is not None:
             raise UserError(f"backend {backend!r} cannot serve this case: {reason}")
         return _FUNCTIONS[backend](A, h0, list(W), list(S), spec, reset, precision)
+
+
+def _check(A: Tensor, h0: Tensor, W: Sequence[Tensor], reset: Tensor | None, *others: Tensor | None) -> None:
+    """Refuse what does not fit together: a kernel reads where it is told, even beyond a tensor's end."""
+    if torch.compiler.is_compiling():
+        return
+    for x in (h0, *W, reset, *others):
+        if x is not None and x.device != A.device:
+            raise UserError(
+                f"all tensors must be on one device: one of shape {tuple(x.shape)} is on {x.device}, the input on "
+                f"{A.device}; move it with .to({str(A.device)!r})"
+            )
+    if A.shape[-1] != (width := sum(w.shape[-2] for w in W)):
+        raise UserError(f"A is {A.shape[-1]} wide, but the layers are {width} wide together")
+    if tuple(h0.shape[-2:]) != (want := (A.shape[-2], W[0].shape[-1])):
+        raise UserError(f"the first state must be (B, H) = {want}, got {tuple(h0.shape)}")
+    if reset is not None and (reset.dtype != torch.bool or reset.shape[-2:] != A.shape[-3:-1]):
+        raise UserError(
+            f"reset must be bool marks of shape (T, B) = {tuple(A.shape[-3:-1])}, got {reset.dtype} of shape "
+            f"{tuple(reset.shape)}"
+        )
 
 
 def _outside_choice() -> str | None:
@@ -194,14 +216,15 @@ def unroll_with(
     With the units also by name, (text, ρ, centres) for each layer, `steps` serves where it can; a scan does
     while exporting.
     """
+    state_mask, masks = rest[3] if len(rest) > 3 else None, rest[4] or () if len(rest) > 4 else ()
+    _check(A, h0, W, rest[2] if len(rest) > 2 else None, *S, state_mask, *masks)
     with without_autocast(A.device.type):
         A, h0 = A.to(W[0].dtype), h0.to(W[0].dtype)
         if torch.compiler.is_exporting():
             return scan.unroll_with(A, h0, W, S, *rest[:3])
-        if named is not None and not torch.compiler.is_compiling() and _outside_choice() is None:
-            masks = (*rest[3:4], *(rest[4] or () if len(rest) > 4 else ()))
-            if steps.serves(A, W, named, masks):
-                return steps.unroll_with(A, h0, W, S, named, *rest[2:])
+        plainly = named is None or torch.compiler.is_compiling() or _outside_choice() is not None
+        if named and not plainly and steps.serves(A, W, named, (state_mask, *masks)):
+            return steps.unroll_with(A, h0, W, S, named, *rest[2:])
         return reference.unroll_with(A, h0, W, S, *rest)
 
 
