@@ -60,7 +60,10 @@ def line_chart(
             height - TOP - BOTTOM
         )
 
-    out = [f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">']
+    out = [
+        f'<div class="scroll"><svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'aria-label="{escape(label)}">'
+    ]
     for tick in _log_ticks(low, high) if log else _ticks(low, high, 5):
         y = py(10**tick if log else tick)
         text = f"{10**tick:.3g}" if log else _tidy(tick, high - low)
@@ -89,7 +92,7 @@ def line_chart(
         out.append(
             mark or f'<polyline class="{s.css}" points="{points}"><title>{escape(s.name)}</title></polyline>'
         )
-    return "".join([*out, "</svg></svg>"])
+    return "".join([*out, "</svg></svg></div>"])
 
 
 def scatter(
@@ -101,7 +104,8 @@ def scatter(
     low, high = _span(min(ys), max(ys))
     left, right = _span(0.0, max(x for x, *_ in points))
     out = [
-        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="size against result">'
+        f'<div class="scroll"><svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" '
+        'aria-label="size against result">'
     ]
 
     def px(x: float) -> float:
@@ -125,7 +129,7 @@ def scatter(
         out.append(f'<path class="{css}" d="M{px(x):.1f},{py(y - spread):.1f}V{py(y + spread):.1f}"/>')
         out.append(f'<circle class="{css}" cx="{px(x):.1f}" cy="{py(y):.1f}" r="5"/>')
         out.append(f'<text class="name" x="{px(x) + 9:.1f}" y="{py(y) + 4:.1f}">{escape(name)}</text>')
-    return "".join([*out, "</svg>"])
+    return "".join([*out, "</svg></div>"])
 
 
 def roll_svg(
