@@ -6,8 +6,11 @@ fake tensors, torch.compile and second derivatives run through the same code as 
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ import torch
 from deeprnn import DeepRNN, backends
 from deeprnn.backends import TransitionSpec, cpu_plain, reference
 from deeprnn.backends import cuda as backend
-from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda import driver, nvrtc
 from tests.backends import grid
 from tests.backends.grid import Case
 
@@ -237,6 +240,29 @@ print(heavy)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_launch_makes_the_tensors_gpu_the_current_one(monkeypatch):
+    """Training on cuda:1 while cuda:0 is current: the kernel and its stream belong to the other context."""
+    now, launched = [0], []
+
+    @contextmanager
+    def device(which):
+        now.append(which.index)
+        yield
+        now.pop()
+
+    library = SimpleNamespace(cuLaunchKernelEx=lambda *_: launched.append(now[-1]) or 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(driver, "ensure_context", lambda index: None)
+    monkeypatch.setattr(driver, "library", lambda: library)
+    kernel = object.__new__(driver.Kernel)
+    kernel.function, kernel.shared, kernel.cluster, kernel.cooperative = ctypes.c_void_p(), 0, 1, False
+    for name in ("cuda:1", "cuda:0", "cuda"):
+        kernel.launch(1, 32, [ctypes.c_int(3)], torch.device(name))
+    assert launched == [1, 0, 0]
 
 
 def test_kernels_on_disk_are_found_without_loading_the_compiler(tmp_path, monkeypatch):

@@ -124,9 +124,15 @@ class Kernel:
         return count.value
 
     def launch(self, grid: int, threads: int, arguments: list, device: torch.device, rows: int = 1) -> None:
-        """Launch grid x rows blocks on the current stream; `arguments` are ctypes values in the kernel's order."""
+        """Launch grid x rows blocks on the current stream; `arguments` are ctypes values in the kernel's order.
+
+        A function belongs to one GPU's context, which is made the current one where it is not.
+        """
+        if device.index is not None and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                return self.launch(grid, threads, arguments, device, rows)
         stream = torch.cuda.current_stream(device).cuda_stream
-        ensure_context(device.index or 0)
+        ensure_context(torch.cuda.current_device())
         config = self.config(grid, threads, stream or None, rows)
         pointers = (ctypes.c_void_p * len(arguments))(
             *(ctypes.cast(ctypes.pointer(a), ctypes.c_void_p) for a in arguments)
