@@ -7,6 +7,7 @@ import importlib.util
 import json
 import signal
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from deeprnn.reproduction import run as running
 from deeprnn.reproduction.entries import identity, read_entry
 from deeprnn.reproduction.job import Place, enter, run_job
 from deeprnn.reproduction.plan import Job, changed, make_plan, makespan, recipe_for, wanted
-from deeprnn.reproduction.run import Settings, reproduce
+from deeprnn.reproduction.run import Outcome, Settings, _Runner, reproduce
 from tests.ledger import entry, write
 
 ROOT = Path(__file__).parent.parent
@@ -84,6 +85,21 @@ def test_extra_models_train_as_the_paper_s_do():
             assert getattr(extra, part) == getattr(like, part), (
                 f"{name}: [{part}] differs from the DT(S)-RNN's"
             )
+
+
+def test_models_of_small_kernels_do_not_share_a_gpu_with_the_others(tmp_path: Path):
+    plan = make_plan(["jsb/dots-star", "jsb/rnn", "musedata/dots-star"], [], tmp_path)
+    star, shallow, other = plan.jobs
+    assert [job.stepwise for job in plan.jobs] == [True, False, True]
+    for device, allowed in (("cuda", [other]), ("cuda:1", [other]), ("cpu", [shallow, other])):
+        runner = _Runner(Settings(device=device), plan, print, lambda: None, [], Outcome())
+        runner.waiting.remove(star)
+        runner.running[Future()] = star
+        ready = []
+        while job := runner._ready():
+            runner.waiting.remove(job)
+            ready.append(job)
+        assert ready == allowed
 
 
 def test_words_of_only():

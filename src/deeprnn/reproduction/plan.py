@@ -45,6 +45,16 @@ class Job:
         return identity(self.recipe)
 
     @property
+    def stepwise(self) -> bool:
+        """Whether a GPU trains this model by small kernels in every step, for want of a persistent one.
+
+        Beside persistent kernels, which hold most processors for a whole sequence, each of them has to wait.
+        """
+        model, drop = self.recipe.model, self.recipe.regulariser.dropout
+        pools = any(u.startswith(("lp", "maxout")) for u in (model.unit, model.intermediate_unit))
+        return pools or bool(drop.state or drop.intermediate)
+
+    @property
     def folder_name(self) -> str:
         """Of the run folder: the same for the same recipe and seeds."""
         seeds = self.recipe.seeds

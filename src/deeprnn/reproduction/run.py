@@ -187,9 +187,15 @@ class _Runner:
         open_jobs = {id(job) for job in (*self.waiting, *self.running.values())}
         lost = {id(job) for job in self.plan.jobs if job.name in self.outcome.failed}
         for job in self.waiting:
-            if job.needs is None or id(job.needs) not in open_jobs | lost:
+            if (job.needs is None or id(job.needs) not in open_jobs | lost) and self._bears(job):
                 return job
         return None
+
+    def _bears(self, job: Job) -> bool:
+        """Whether the jobs that run leave this one its share of a GPU."""
+        if not self.settings.device.startswith("cuda"):
+            return True
+        return all(other.stepwise == job.stepwise for other in self.running.values())
 
     def _ended(self, future: Future[bool], job: Job) -> None:
         error = future.exception()
