@@ -66,6 +66,32 @@ def test_a_resumed_run_mends_what_it_can_of_its_folder(tmp_path, caplog):
     assert [row["epoch"] for row in again.metrics()] == [2, 3]
 
 
+def change_state(folder: Path, change) -> None:
+    """Save the newest state again with other tensors."""
+    found = checkpoint.load_state(folder)
+    assert found is not None
+    change(found.tensors)
+    checkpoint.save_state(folder, found.tensors, found.meta)
+
+
+def test_a_state_saved_before_adams_count_was_kept_goes_on_to_the_same_result(tmp_path):
+    adam = recipe(optimiser__name="adam", optimiser__rate=0.01)
+    run_recipe(adam, tmp_path / "whole", data=music())
+    with pytest.raises(keeping.Interrupted):
+        run_recipe(adam, tmp_path / "r", data=music(), watch=lambda t, f: [StopAt(t.length + 3)])
+    change_state(tmp_path / "r", lambda tensors: tensors.pop("optimiser.seen"))
+    resume(tmp_path / "r", data=music())
+    assert load_run(tmp_path / "r").info["result"] == load_run(tmp_path / "whole").info["result"]
+
+
+def test_a_state_that_lacks_something_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(keeping.Interrupted):
+        run_recipe(recipe(), tmp_path / "r", data=music(), watch=lambda t, f: [StopAt(3)])
+    change_state(tmp_path / "r", lambda tensors: tensors.pop("state.0"))
+    with pytest.raises(UserError, match=r"last.json has no 'state.0': .* another version"):
+        resume(tmp_path / "r", data=music())
+
+
 def test_a_split_that_is_not_there_is_an_error_of_use():
     data = text()
     del data.splits["test"]

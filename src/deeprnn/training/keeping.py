@@ -148,8 +148,14 @@ class Keeper:
             raise UserError(
                 f"{found.path} belongs to another model than {self.folder / 'recipe.toml'} describes"
             )
+        # Adam's count was not kept apart from the updates at first: such a state has seen all of them.
+        saved = {"optimiser.seen": found.tensors["tau"], **found.tensors}
         for name, tensor in {**t.updater.tensors(), "best": t.best}.items():
-            tensor.copy_(found.tensors[name])
+            if name not in saved:
+                raise UserError(
+                    f"{found.path} has no {name!r}: it was saved with other settings or by another version"
+                )
+            tensor.copy_(saved[name])
         t.epoch, t.index = meta["epoch"], meta["index"]
         t.seconds, t.epoch_seconds = meta["seconds"], meta["epoch_seconds"]
         t.schedule.load(meta["members"])
