@@ -57,6 +57,24 @@ def test_only_large_products_without_a_gradient_on_a_gpu_are_taken_over(monkeypa
         assert products.serves(dA, h, z, h0, SIZES)
 
 
+def test_products_whose_partial_sums_would_fill_the_card_are_left_to_torch(monkeypatch):
+    monkeypatch.setattr(products, "DEVICE", "meta")
+    monkeypatch.setattr(products, "able", lambda device: True)
+    for hidden, serves in ((1024, True), (8192, False)):
+        shapes = (200, 256, hidden), (200, 256, hidden), (200, 256, 0), (256, hidden)
+        assert products.serves(*(torch.empty(s, device="meta") for s in shapes), sizes=(hidden,)) == serves
+
+
+def test_operands_begin_where_a_kernel_may_read_four_numbers_at_once():
+    flat = torch.arange(65.0)
+    apart = flat[1:].view(8, 8)
+    assert apart.data_ptr() % 16 != 0
+    found = products._ready(apart)
+    assert found.data_ptr() % 16 == 0
+    assert torch.equal(found, apart)
+    assert products._ready(flat) is flat
+
+
 @pytest.mark.parametrize("members", [0, 3])
 def test_the_operator_promises_the_shapes_of_the_plain_products(members):
     args = draw(5, 2, members, "cpu")
@@ -78,6 +96,16 @@ def test_gradients_are_as_accurate_as_fp32_row_by_row(steps, batch, members, res
     wide = [x.double() if i < 4 else x for i, x in enumerate(args)]
     expected = gradients.weight_gradients(*wide, sizes=SIZES, shortcuts=SHORTCUTS)
     assert worst_row(found, expected) < 2e-6
+
+
+@GPU
+def test_a_first_state_that_is_part_of_something_longer():
+    args = draw(40, 32)
+    flat = torch.randn(32 * SIZES[-1] + 1, device="cuda")
+    args[3] = flat[1:].view(32, SIZES[-1])
+    found = gradients.weight_gradients(*args, sizes=SIZES, shortcuts=SHORTCUTS)
+    wide = [x.double() if i < 4 else x for i, x in enumerate(args)]
+    assert worst_row(found, gradients.weight_gradients(*wide, sizes=SIZES, shortcuts=SHORTCUTS)) < 2e-6
 
 
 @GPU

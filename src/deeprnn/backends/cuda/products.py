@@ -29,6 +29,7 @@ from deeprnn.backends.cuda.launch import device_of
 
 CHUNK = 512  # rows whose products are summed on the tensor cores alone
 FEWEST_ROWS = 768  # below, the launches cost more than the arithmetic saved
+MOST_PARTIAL = 2**30  # numbers in the chunks' sums, 4 GiB: beyond, torch's product, which needs no room
 DEVICE = "cuda"  # tests without a GPU name another
 STRIP, BLOCK_ROWS = 128, 64  # as in products.cu
 
@@ -41,6 +42,8 @@ def serves(dA: Tensor, h: Tensor, z: Tensor, h0: Tensor, sizes: Sequence[int]) -
         return False  # a second backward goes through plain products
     rows, members = dA.shape[-3] * dA.shape[-2], dA.shape[0] if dA.dim() == 4 else 1
     if rows * members < FEWEST_ROWS or rows < 128 or any(n % 8 or n < 64 for n in sizes):
+        return False
+    if members * chunks(rows)[0] * sum(sizes) * max(sizes) > MOST_PARTIAL:
         return False
     return able(dA.device)
 
@@ -84,8 +87,7 @@ def _weight_products(
 ) -> list[Tensor]:
     """Σ δᵀ h(t-1) for each run of layers (first and one past the last, flattened), then Σ δ_lᵀ z_{l-1} for l > 0."""
     population = dA.dim() == 4
-    lead = (lambda x: x.contiguous()) if population else (lambda x: x.contiguous().unsqueeze(0))
-    dA, h, z, h0 = lead(dA), lead(h), lead(z), lead(h0)
+    dA, h, z, h0 = (_ready(x) if population else _ready(x).unsqueeze(0) for x in (dA, h, z, h0))
     marks = None if reset is None else reset.contiguous()
     members, steps, batch, _ = dA.shape
     count, each = chunks(steps * batch)
@@ -101,6 +103,12 @@ def _weight_products(
 
 
 torch.library.impl("deeprnn::weight_products_cuda", "cuda", _weight_products)
+
+
+def _ready(x: Tensor) -> Tensor:
+    """Contiguous, and where four numbers are read at once: a state may be a part of something longer."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def _pairs(runs: Sequence[int]) -> list[tuple[int, int]]:
