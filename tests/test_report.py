@@ -12,7 +12,7 @@ from deeprnn import paper, report
 from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.reproduction import cells, speed, statistics
-from deeprnn.reproduction.entries import read_entry
+from deeprnn.reproduction.entries import read_entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
 from tests.ledger import entry, write
 
@@ -62,6 +62,14 @@ def test_deviations_are_named(tmp_path: Path):
     assert found(tmp_path, "ptb-char", "dots").deviations == (
         "16 lanes", "momentum 0.9", "no pretraining", "1 of 1 cut off by time",
     )  # fmt: skip
+
+
+def test_the_length_of_a_cosine_is_named(tmp_path: Path):
+    write(tmp_path, entry("ptb-word", "rnn", 1, 118.0, schedule__name="cosine", stop__epochs=9))
+    write(tmp_path, entry("ptb-word", "dts", 1, 112.0, schedule__name="cosine", stop__epochs=24))
+    assert "cosine schedule of 9 epochs" in found(tmp_path, "ptb-word", "rnn").deviations
+    verdict = next(v for v in cells.verdicts(cells.rows(read_ledger(tmp_path))) if v.data == "ptb-word")
+    assert verdict.text.endswith("; cosine schedule of 24 epochs against cosine schedule of 9 epochs")
 
 
 def test_cells_json_lists_all_23(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

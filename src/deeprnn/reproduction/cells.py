@@ -132,7 +132,7 @@ def deviations(recipe: Recipe) -> tuple[str, ...]:
         _optimiser(recipe): not star and part.name != "sgd",
         rate: music and not star and (part.rate != 1.0 or bool(recipe.rates)),
         f"clipping at {part.clip:g}" if part.clip else "no clipping": music and not star and part.clip != 1.0,
-        f"{recipe.schedule.name} schedule": not star and recipe.schedule.name != ("paper" if music else "halving"),
+        _schedule(recipe): not star and recipe.schedule.name != ("paper" if music else "halving"),
         f"beta {recipe.schedule.beta:g}": music and recipe.schedule.name == "paper"
         and recipe.schedule.beta != BETAS[data] and not star,
         _noise(recipe): not star and recipe.regulariser.weight_noise != (0.0 if data == "ptb-char" else 0.075),
@@ -155,6 +155,12 @@ def _optimiser(recipe: Recipe) -> str:
     return f"momentum {part.momentum:g}" if part.name == "momentum" else part.name
 
 
+def _schedule(recipe: Recipe) -> str:
+    """A cosine's length decides as much as its shape: cells of one row may differ in it."""
+    name = recipe.schedule.name
+    return f"{name} schedule" + (f" of {recipe.stop.epochs} epochs" if name == "cosine" else "")
+
+
 def _noise(recipe: Recipe) -> str:
     std = recipe.regulariser.weight_noise
     return f"weight noise {std:g}" if std else "no weight noise"
@@ -168,6 +174,8 @@ class Verdict:
     model: str | None = None
     """of the deep models, the one with the lowest mean on validation; None where nothing can be compared"""
     test: statistics.Paired | None = None
+    unlike: str = ""
+    """what the two were not trained alike in"""
 
     @property
     def deep_wins(self) -> bool:
@@ -185,7 +193,7 @@ class Verdict:
         chance = "one seed, no test" if test.p is None else f"p = {test.p:.2g}"
         gap = f"{test.difference:+.{places}f}".replace("-", "−")
         detail = f"{paper.LABELS[self.model]} {gap}, better at {test.better} of {test.seeds} seeds, {chance}"
-        return f"yes: {detail}" if self.deep_wins else f"no: {detail}"
+        return ("yes: " if self.deep_wins else "no: ") + detail + self.unlike
 
 
 def verdicts(table: Sequence[Row]) -> list[Verdict]:
@@ -205,4 +213,6 @@ def _verdict(data: str, shallow: Row, deep: Sequence[Row]) -> Verdict:
         return Verdict(data)
     best = min(pairs, key=lambda m: statistics.mean([e.value("valid") for e, _ in pairs[m]]))
     ours, theirs = zip(*((a.value(), b.value()) for a, b in pairs[best]), strict=True)
-    return Verdict(data, best, statistics.paired(ours, theirs))
+    deeper, other = (_schedule(e.recipe) for e in pairs[best][0])
+    unlike = "" if deeper == other else f"; {deeper} against {other}"
+    return Verdict(data, best, statistics.paired(ours, theirs), unlike)
