@@ -230,3 +230,11 @@ def test_ddp_wraps_and_trains(tmp_path, loopback):
 @pytest.mark.slow
 def test_ddp_averages_the_gradients_of_two_processes(tmp_path, loopback):
     torch.multiprocessing.spawn(_train_in_parallel, args=(2, str(tmp_path / "meet")), nprocs=2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("unit", ["tanh", "maxout:2"])
+def test_a_vmap_inside_another(unit):
+    op, x, h0 = deeprnn.Plus(4, 6, units=(unit,)), torch.randn(3, 2, 4), torch.randn(2, 5, 2, 6)
+    mapped = vmap(vmap(lambda h: op.unroll(x, h)[0]))(h0)
+    for i, j in ((0, 3), (1, 4)):
+        torch.testing.assert_close(mapped[i, j], op.unroll(x, h0[i, j])[0])

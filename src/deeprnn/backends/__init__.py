@@ -189,8 +189,8 @@ def _check(A: Tensor, h0: Tensor, W: Sequence[Tensor], reset: Tensor | None, *ot
 def _outside_choice() -> str | None:
     """The backend that the surrounding transformation asks for, None where any will do.
 
-    Custom operators know reverse-mode differentiation and vmap; torch.func's own gradients and
-    forward-mode differentiation need plain operations, and export needs a loop it can write down.
+    Custom operators know reverse-mode differentiation and one vmap; torch.func's own gradients, forward-mode
+    differentiation and a vmap inside another need plain operations, and export a loop it can write down.
     """
     if torch.compiler.is_exporting():
         return "scan"
@@ -199,8 +199,8 @@ def _outside_choice() -> str | None:
     if forward_ad._current_level >= 0:
         return "reference"
     stack = _functorch.get_interpreter_stack() or ()
-    plain = all(level.key() == _functorch.TransformType.Vmap for level in stack)
-    return None if plain else "reference"
+    population = len(stack) < 2 and all(level.key() == _functorch.TransformType.Vmap for level in stack)
+    return None if population else "reference"
 
 
 def unroll_with(
