@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pytest
 import torch
 from torch.func import vmap
@@ -9,6 +11,7 @@ from torch.func import vmap
 from deeprnn import large_softmax
 from deeprnn.large_softmax import linear_cross_entropy
 from deeprnn.losses import categorical_nll
+from tests.backends.small_emulation import EMULATED, Small
 
 T, B, D, V = 5, 3, 7, 29
 
@@ -123,6 +126,48 @@ def test_shapes_that_do_not_fit_are_named():
     h, weight, bias, targets, mask = values()
     with pytest.raises(ValueError, match=r"\(5, 2\).*\(5, 3, 7\)"):
         linear_cross_entropy(h, weight, bias, targets[:, :2], mask)
+
+
+@pytest.fixture
+def emulated(monkeypatch, tmp_path):
+    """The kernel of a GPU, compiled for the CPU."""
+
+    def kernel(classes, device):
+        macros = {"CLASSES": classes, "ITEMS": -(-classes // large_softmax.THREADS)}
+        return Small(tmp_path, "softmax.cu", "softmax_gradient", macros)
+
+    monkeypatch.setattr(large_softmax, "_kernel", lru_cache(kernel))
+    monkeypatch.setattr(large_softmax, "_has_kernel", lambda h, classes: True)
+    monkeypatch.setattr(large_softmax, "PIECE", {"cpu": 10**4, "cuda": 0})
+
+
+@EMULATED
+@pytest.mark.parametrize("classes", [29, 512, 1100])
+def test_the_emulated_kernel(classes, emulated):
+    h, weight, bias = torch.randn(5, 3, 8), torch.randn(classes, 8), torch.randn(classes)
+    targets, mask = torch.randint(classes, (5, 3)), torch.rand(5, 3) < 0.7
+    exact = [x.double().requires_grad_() for x in (h, weight, bias)]
+    expected, _ = plain(*exact, targets, mask)
+    leaves = [x.requires_grad_() for x in (h, weight, bias)]
+    total, _ = linear_cross_entropy(*leaves, targets, mask)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=0)
+    truth = torch.autograd.grad(expected, exact)
+    for got, want in zip(torch.autograd.grad(total, leaves), truth, strict=True):
+        assert (got.double() - want).norm() < 2e-6 * want.norm()
+
+
+@EMULATED
+def test_in_the_emulated_kernel_nonsense_gives_nan(emulated):
+    h, weight, bias, targets, mask = values(dtype=torch.float32)
+    mask[2, 1], mask[0, 0] = True, False
+    for wrong in (V, -1, 2**40):
+        strange = targets.clone()
+        strange[0, 0] = wrong
+        assert linear_cross_entropy(h, weight, bias, strange, mask)[0].isfinite()
+        strange[2, 1] = wrong
+        assert linear_cross_entropy(h, weight, bias, strange, mask)[0].isnan()
+    bias[3] = torch.nan
+    assert linear_cross_entropy(h, weight, bias, targets, mask)[0].isnan()
 
 
 @pytest.mark.gpu

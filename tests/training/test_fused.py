@@ -8,6 +8,7 @@ import torch
 from deeprnn.recipe import OptimiserPart
 from deeprnn.training import fused
 from deeprnn.training.optimiser import Optimiser
+from tests.backends.small_emulation import EMULATED, Small
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -68,10 +69,20 @@ def steps(name: str, device: str, dtype: torch.dtype, kernel: bool) -> list[torc
     return [p, average, *optimiser.buffers.values()]
 
 
-@pytest.mark.gpu
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    kernel = Small(tmp_path_factory.mktemp("kernels"), "update.cu", "take_step")
+    return lambda name, device, blocks, members, arguments: kernel.launch(
+        blocks, 256, arguments, device, members
+    )
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=EMULATED), DEVICES[1]])
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
-def test_the_step_in_one_kernel_equals_the_plain_one(name):
-    got = steps(name, "cuda", torch.float32, kernel=True)
+def test_the_step_in_one_kernel_equals_the_plain_one(name, device, request, monkeypatch):
+    if device == "cpu":
+        monkeypatch.setattr(fused, "_launch", request.getfixturevalue("emulated"))
+    got = steps(name, device, torch.float32, kernel=True)
     expected = steps(name, "cpu", torch.float64, kernel=False)
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one.cpu().double(), other, rtol=2e-5, atol=2e-5)

@@ -19,7 +19,8 @@ template <bool MAX> INLINE float over_block(float x) {
 }
 
 // Row r of `logits`: nats[r] = -log softmax at the target, and the row itself softmax - 1[target]; zeros where the
-// mask does not hold. A NaN or infinity anywhere in a row that counts gives NaN, as the plain formula does.
+// mask does not hold. A NaN or infinity anywhere in a row that counts gives NaN, as the plain formula does; so does a
+// target that is no class.
 extern "C" __global__ void __launch_bounds__(THREADS)
     softmax_gradient(float* logits, const i64* targets, const u8* mask, float* nats) {
   i64 row = blockIdx.x;
@@ -29,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) nats[row] = 0.0f;
     return;
   }
-  int target = (int)targets[row];
-  float wanted = at[target];  // before anybody writes: the sums below stand between
+  i64 target = targets[row];  // the logit is read before anybody writes: the sums below stand between
+  float wanted = target >= 0 && target < CLASSES ? at[target] : __uint_as_float(0x7fffffffu);
   float x[ITEMS], most = -3.4e38f, sum = 0.0f;
 #pragma unroll
   for (int j = 0; j < ITEMS; j++) {

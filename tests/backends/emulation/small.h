@@ -1,0 +1,71 @@
+// Stands in for common.cuh where a kernel needs no clusters: every thread of a block is a fibre, all of them meet at
+// every barrier, and their order changes from one to the next. Ends in `run`, which takes arguments as the driver does.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <vector>
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef unsigned char u8;
+#define INLINE static inline
+#define __global__
+#define __shared__ static
+#define __launch_bounds__(...)
+struct Index { u32 x, y; };
+static Index blockIdx, threadIdx, blockDim, gridDim;
+static std::vector<ucontext_t> fibres;
+static std::vector<char> finished;
+static ucontext_t home;
+static float lanes[1024];
+
+INLINE void __syncthreads() { u32 i = threadIdx.x; swapcontext(&fibres[i], &home); threadIdx.x = i; }
+INLINE float __shfl_xor_sync(u32, float value, int mask) {   // by all threads of the block at once
+  lanes[threadIdx.x] = value;
+  __syncthreads();
+  value = lanes[threadIdx.x ^ mask];
+  __syncthreads();
+  return value;
+}
+INLINE float __uint_as_float(u32 x) { float r; memcpy(&r, &x, 4); return r; }
+INLINE u32 __umulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+INLINE void sincospif(float x, float* s, float* c) { *s = (float)sin(M_PI * x); *c = (float)cos(M_PI * x); }
+
+static void** given;
+template <class... A, size_t... I> void call(void (*kernel)(A...), std::index_sequence<I...>) { kernel(*(A*)given[I]...); }
+template <class... A> void call(void (*kernel)(A...)) { call(kernel, std::index_sequence_for<A...>()); }
+
+#define RUN(KERNEL) \
+  static void body() { u32 i = threadIdx.x; call(KERNEL); finished[i] = 1; swapcontext(&fibres[i], &home); } \
+  extern "C" void run(void** arguments, u32 grid, u32 rows, u32 threads) { run_blocks(body, arguments, grid, rows, threads); }
+static void run_blocks(void (*body)(), void** arguments, u32 grid, u32 rows, u32 threads) {
+  std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 15));
+  given = arguments;
+  gridDim = {grid, rows};
+  blockDim = {threads, 1};
+  fibres.resize(threads);
+  for (u32 b = 0; b < grid * rows; b++) {
+    blockIdx = {b % grid, b / grid};
+    finished.assign(threads, 0);
+    for (u32 i = 0; i < threads; i++) {
+      getcontext(&fibres[i]);
+      fibres[i].uc_stack.ss_sp = stacks[i].data();
+      fibres[i].uc_stack.ss_size = stacks[i].size();
+      fibres[i].uc_link = &home;
+      makecontext(&fibres[i], body, 0);
+    }
+    for (u32 turn = 0, left = threads; left; turn++) {
+      left = 0;
+      for (u32 n = 0; n < threads; n++) {
+        u32 i = turn % 2 ? threads - 1 - n : n;
+        if (finished[i]) continue;
+        threadIdx = {i, 0};
+        swapcontext(&home, &fibres[i]);
+        left += !finished[i];
+      }
+    }
+  }
+}
