@@ -88,7 +88,9 @@ def test_the_command_prints_a_table_and_fails_when_ours_is_wrong(capsys, monkeyp
     shape = ["--batch", "1", "--hidden", "6", "--steps", "3"]
     arguments = ["bench", "--device", "cpu", *shape, "--repeats", "1", "--peers", "ours"]
     assert cli.main(arguments) == 0
-    assert "H=6 depth 2 B=1" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "H=6 depth 2 B=1" in table
+    assert "…" not in table, "every column is readable at 80 characters"
     right = cpu.unroll
     monkeypatch.setitem(backends._FUNCTIONS, "cpu", lambda *a, **k: tuple(x + 1 for x in right(*a, **k)))
     assert cli.main(arguments) == 1

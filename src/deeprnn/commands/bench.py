@@ -106,10 +106,11 @@ def show(report: dict[str, Any]) -> None:
     out = console()
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
     out.print(f"{where}; torch {report['versions']['torch']}; microseconds per step")
+    out.print("train: forward and backward with all gradients, its median and its best; x ours: by train")
     shapes = dict.fromkeys((r["hidden"], r["depth"], r["batch"]) for r in report["rows"])
     for hidden, depth, batch in shapes:
         table = Table(title=f"H={hidden} depth {depth} B={batch}", title_justify="left")
-        for name in ("", "forward", "with backward", "best", "x ours", "peak MB", "first, s", "error"):
+        for name in ("", "forward", "train", "best", "x ours", "peak MB", "first s", "error"):
             table.add_column(name, justify="right" if name else "left", no_wrap=not name)
         for row in report["rows"]:
             if (row["hidden"], row["depth"], row["batch"]) == (hidden, depth, batch):

@@ -128,9 +128,8 @@ class Updater:
                 self.optimiser.fused_step(rows, parameters, gradient, factor, rate, self.tau, average)
             else:
                 gradient.mul_(scale[:, None])
-                if self.device.type != "cpu" or not bool(
-                    good.all()
-                ):  # on the CPU asking is cheaper than filling
+                # On the CPU asking is cheaper than filling.
+                if self.device.type != "cpu" or not bool(good.all()):
                     gradient.masked_fill_(~good[:, None], 0.0)
                 self.optimiser.step(rows, parameters, gradient, rate, self.tau)
             for carried, h in zip(self.state, state, strict=True):
