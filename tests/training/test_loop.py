@@ -10,6 +10,8 @@ from deeprnn.data import load
 from deeprnn.data.batching import Batch
 from deeprnn.data.music import MusicData
 from deeprnn.models import build
+from deeprnn.recipe import EvaluationPart
+from deeprnn.specs import Dropout
 from deeprnn.training.evaluate import dynamic_evaluation, evaluate, evaluation_plan, one_gram, score
 from deeprnn.training.loop import NonFinite, Trainer
 from tests.helpers import benchmark_data
@@ -256,3 +258,14 @@ def test_bf16_autocast_stays_close_and_keeps_the_state_in_fp32():
     assert half.updater.state[0].dtype == torch.float32
     assert not torch.equal(plain.updater.parameters, half.updater.parameters)
     torch.testing.assert_close(plain.updater.parameters, half.updater.parameters, rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_scoring_many_classes_takes_short_chunks_and_gives_the_same(streams, monkeypatch):
+    data, part = text(), EvaluationPart(streams=streams)
+    model = build(recipe().model.spec(data.size, True, Dropout()), seed=0)
+    whole = evaluate(model, data, "valid", part)
+    assert max(evaluation_plan(data, "valid", part).lengths) > 7
+    monkeypatch.setattr("deeprnn.training.evaluate.MOST_LOGITS", 7 * streams * data.size)
+    assert max(evaluation_plan(data, "valid", part).lengths) == 7
+    assert evaluate(model, data, "valid", part) == pytest.approx(whole, rel=1e-5)
