@@ -20,9 +20,16 @@ EMULATED = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation
 class Small:
     """Has the `launch` of `driver.Kernel`."""
 
-    def __init__(self, folder: Path, source: str, name: str, macros: Mapping[str, Any] | None = None):
+    def __init__(
+        self, folder: Path, source: str, name: str, macros: Mapping[str, Any] | None = None,
+        instead: Mapping[str, str] | None = None,
+    ):  # fmt: skip
+        """`instead`: lines of assembler, and what does the same in C++."""
         text = "".join(f"#define {k} {v}\n" for k, v in (macros or {}).items())
         text += (nvrtc.FOLDER / source).read_text().replace('"common.cuh"', f'"{HEADER}"')
+        for assembler, other in (instead or {}).items():
+            assert assembler in text
+            text = text.replace(assembler, other)
         file = folder / f"{name}.cpp"
         file.write_text(f"{text}\nRUN({name})\n")
         options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
 
 from deeprnn.backends import gradients
-from deeprnn.backends.cuda import products
+from deeprnn.backends.cuda import planning, products
+from tests.backends.small_emulation import EMULATED, Small
 
 GPU = pytest.mark.gpu
 SIZES, SHORTCUTS = (136, 64, 200), (False, True, False)
@@ -84,6 +88,48 @@ def test_the_operator_promises_the_shapes_of_the_plain_products(members):
     meta = [x.to("meta") for x in args]
     promised = products.weight_products(*meta, list(SIZES), bounds)
     assert [x.shape for x in promised] == [x.shape for x in plain]
+
+
+HALVES = {
+    'asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));':
+    "_Float16 h[2] = {(_Float16)x, (_Float16)y}; memcpy(&r, h, 4);",
+    'asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(x), "=f"(y) '
+    ': "r"(pair));':
+    "_Float16 h[2]; memcpy(h, &pair, 4); x = h[0]; y = h[1];",
+}  # fmt: skip
+
+
+@pytest.fixture
+def emulated(monkeypatch, tmp_path):
+    """The kernels compiled for the CPU; the tensor cores' products by float64, which is exact for them."""
+
+    def product(a, b, out_dtype):
+        assert a.dtype == b.dtype == torch.float16
+        return (a.double() @ b.double()).to(out_dtype)
+
+    if subprocess.run(["g++", "-fsyntax-only", "-xc++", "-"], input=b"_Float16 x;", check=False).returncode:
+        pytest.skip("this g++ has no _Float16")
+    kernel = lru_cache(lambda name, device: Small(tmp_path, "products.cu", name, instead=HALVES))
+    monkeypatch.setattr(products, "_kernel", kernel)
+    monkeypatch.setattr(products, "device_of", lambda index: planning.Device())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    for name in ("mm", "bmm"):
+        monkeypatch.setattr(torch, name, product)
+
+
+@EMULATED
+@pytest.mark.parametrize(
+    ("steps", "batch", "members", "reset"), [(70, 9, 0, True), (31, 5, 2, True), (9, 4, 0, False)]
+)
+def test_the_emulated_kernels(steps, batch, members, reset, emulated):
+    args = draw(steps, batch, members, "cpu", reset)
+    if members:
+        args[4] = torch.rand(members, steps, batch) < 0.3
+    runs = gradients._runs([True, *SHORTCUTS[1:]])
+    bounds = [bound for run in runs for bound in (run[0], run[-1] + 1)]
+    found = products._weight_products(*args, sizes=SIZES, runs=bounds)
+    wide = [x.double() if i < 4 else x for i, x in enumerate(args)]
+    assert worst_row([found], [gradients._products(*wide, sizes=SIZES, runs=runs)]) < 1e-6
 
 
 @GPU

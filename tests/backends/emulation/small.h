@@ -3,6 +3,7 @@
 #pragma once
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -14,7 +15,12 @@ typedef unsigned char u8;
 #define INLINE static inline
 #define __global__
 #define __shared__ static
+#define __grid_constant__
 #define __launch_bounds__(...)
+using std::max;
+using std::min;
+struct float4 { float x, y, z, w; };
+struct uint2 { u32 x, y; };
 struct Index { u32 x, y; };
 static Index blockIdx, threadIdx, blockDim, gridDim;
 static std::vector<ucontext_t> fibres;
@@ -31,6 +37,9 @@ INLINE float __shfl_xor_sync(u32, float value, int mask) {   // by all threads o
   return value;
 }
 INLINE float __uint_as_float(u32 x) { float r; memcpy(&r, &x, 4); return r; }
+INLINE u32 __float_as_uint(float x) { u32 r; memcpy(&r, &x, 4); return r; }
+INLINE float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+INLINE void atomicMax(u32* at, u32 x) { *at = max(*at, x); }
 INLINE u32 __umulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 INLINE void sincospif(float x, float* s, float* c) { *s = (float)sin(M_PI * x); *c = (float)cos(M_PI * x); }
 
