@@ -282,3 +282,12 @@ def test_kernels_on_disk_are_found_without_loading_the_compiler(tmp_path, monkey
     nvrtc.cubin("update.cu", {}, "sm_90")
     assert len(compiled) == 2, "another compiler's kernels are not used"
     nvrtc.identity.cache_clear()
+
+
+def test_a_kernel_that_cannot_be_kept_is_used_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(nvrtc.os, "replace", full)
+    nvrtc._keep(tmp_path / "kernels" / "a.cubin", b"code")
+    assert list((tmp_path / "kernels").iterdir()) == []

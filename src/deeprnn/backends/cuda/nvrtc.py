@@ -107,6 +107,7 @@ def cubin(source: str, macros: Mapping[str, str], arch: str) -> bytes:
 
 def _keep(path: Path, code: bytes) -> None:
     """Write beside the place and move: another process never sees half a file. A full disk is no error."""
+    name = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
@@ -114,7 +115,8 @@ def _keep(path: Path, code: bytes) -> None:
             file.write(code)
         os.replace(name, path)
     except OSError:
-        return
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
 
 
 def compile_source(text: str, name: str, headers: Mapping[str, str], arch: str) -> bytes:
