@@ -188,9 +188,7 @@ class Plus(Operator):
             S = [s for s in self._list("S") if s is not None]
             return unroll(A, h0, W, S, transition, reset, backend)
         if backend not in ("auto", "reference"):
-            raise UserError(
-                f"backend {backend!r} has no pooled units and no dropout inside ⊕: use 'reference'"
-            )
+            raise UserError(f"backend {backend!r} has no pooled units and no dropout inside ⊕: use 'auto'")
         dropped = (masks.get("state"), [*(masks.get(f"z{n}") for n in range(1, spec.depth)), None])
         rest = (self._phis(), spec.widths, reset, *dropped)
         named = None if backend == "reference" else self._named()
