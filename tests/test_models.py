@@ -454,7 +454,7 @@ def test_sizes_that_do_not_meet_are_refused():
 def test_an_asked_for_backend_that_cannot_serve_says_why():
     net, _ = model("dots-star")
     net.backend = "cpu"
-    with pytest.raises(UserError, match="backend 'cpu' has no pooled units .* use 'auto'"):
+    with pytest.raises(UserError, match=r"backend 'cpu' has no pooled units .* use 'auto'"):
         net(inputs(False))
     net.backend = "auto"
     net(inputs(False))
