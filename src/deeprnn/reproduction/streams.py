@@ -16,7 +16,8 @@ import torch
 from deeprnn.training.cuda_graph import WARM_UP, GraphEngine
 from deeprnn.training.updater import Updater
 
-_IDLE: list[torch.cuda.Stream] = []
+_IDLE: dict[int, list[torch.cuda.Stream]] = {}
+"""by GPU: a stream belongs to one"""
 
 
 @contextmanager
@@ -26,14 +27,15 @@ def own_stream() -> Iterator[torch.cuda.Stream]:
     Streams are lent, not made anew: torch hands out the same 32 in turn, and the 33rd would be one on which
     another thread works, or worse, captures.
     """
+    idle = _IDLE.setdefault(torch.cuda.current_device(), [])
     try:
-        stream = _IDLE.pop()
+        stream = idle.pop()
     except IndexError:
         stream = torch.cuda.Stream()
     try:
         yield stream
     finally:
-        _IDLE.append(stream)
+        idle.append(stream)
 
 
 class ConcurrentEngine(GraphEngine):
