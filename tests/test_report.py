@@ -164,6 +164,19 @@ def test_the_deep_model_is_chosen_on_validation(tmp_path: Path):
     assert not verdict.deep_wins
 
 
+def test_the_star_is_compared_apart_and_only_when_it_is_finished(tmp_path: Path):
+    shallow = [entry("jsb", "rnn", s, 8.3 + s / 100) for s in (1, 2, 3)]
+    deep = [entry("jsb", "dts", s, 8.4 + s / 90) for s in (1, 2, 3)]
+    star = [entry("jsb", "dots-star", s, 8.0 + s / 90) for s in (1, 2, 3)]
+    cut = [entry("jsb", "dots-star", s, 8.0 + s / 90, reason="2.2 minutes passed") for s in (1, 2, 3)]
+    for folder, stars in (("done", star), ("cut", cut), ("none", [])):
+        write(tmp_path / folder, *shallow, *deep, *stars)
+        table = report.rows(report.read_ledger(tmp_path / folder))
+        verdict = next(v for v in cells.verdicts(table) if v.data == "jsb")
+        assert verdict.text.startswith("no: DT(S)-RNN +0.1"), "the star does not decide for the others"
+        assert ("; DOT(S)-RNN* −0.29" in verdict.text) == (folder == "done")
+
+
 def test_one_seed_proves_nothing(tmp_path: Path):
     verdict = ledger_of(tmp_path, [8.4], {"dts": [8.0]})
     assert not verdict.deep_wins

@@ -88,7 +88,8 @@ def _summary(table: Sequence[Row]) -> str:
         f"{len(filled)} of the paper's {len(table)} cells are measured, by {runs} runs; {within} of them are "
         f"within 1 % of the paper's number or better (bold). Ours: mean ± standard deviation over seeds; in "
         f"brackets, the paper's. A dash: not run. The last column: does a deep model, chosen on validation, beat "
-        f"the conventional RNN on test, seed by seed (two-sided paired t-test, p < 0.05)?"
+        f"the conventional RNN on test, seed by seed (two-sided paired t-test, p < 0.05)? DOT(S)-RNN*, which has "
+        f"dropout in place of weight noise, is compared apart from the others."
     )
 
 

@@ -176,6 +176,8 @@ class Verdict:
     test: statistics.Paired | None = None
     unlike: str = ""
     """what the two were not trained alike in"""
+    star: Verdict | None = None
+    """the same for DOT(S)-RNN*, which has dropout in place of weight noise, apart from the others"""
 
     @property
     def deep_wins(self) -> bool:
@@ -188,21 +190,34 @@ class Verdict:
         """The verdict in a line."""
         if self.model is None or self.test is None:
             return "not measured"
+        return (
+            ("yes: " if self.deep_wins else "no: ")
+            + self._detail()
+            + (f"; {self.star._detail()}" if self.star else "")
+        )
+
+    def _detail(self) -> str:
         test = self.test
+        assert self.model is not None
+        assert test is not None
         places = 1 if self.data == "ptb-word" else 3
         chance = "one seed, no test" if test.p is None else f"p = {test.p:.2g}"
         gap = f"{test.difference:+.{places}f}".replace("-", "−")
-        detail = f"{paper.LABELS[self.model]} {gap}, better at {test.better} of {test.seeds} seeds, {chance}"
-        return ("yes: " if self.deep_wins else "no: ") + detail + self.unlike
+        return f"{paper.LABELS[self.model]} {gap}, better at {test.better} of {test.seeds} seeds, {chance}{self.unlike}"
 
 
 def verdicts(table: Sequence[Row]) -> list[Verdict]:
     """One verdict per data set, in the paper's order."""
     by = {(r.cell.data, r.cell.model): r for r in table}
-    return [
-        _verdict(data, by[data, "rnn"], [by[data, model] for model in DEEP])
-        for data in dict.fromkeys(r.cell.data for r in table)
-    ]
+    found = []
+    for data in dict.fromkeys(r.cell.data for r in table):
+        verdict = _verdict(data, by[data, "rnn"], [by[data, model] for model in DEEP])
+        star = by.get((data, "dots-star"))
+        if star is not None and not any(e.cut_off for e in star.entries):
+            beside = _verdict(data, by[data, "rnn"], [star])
+            verdict = replace(verdict, star=replace(beside, unlike="") if beside.test else None)
+        found.append(verdict)
+    return found
 
 
 def _verdict(data: str, shallow: Row, deep: Sequence[Row]) -> Verdict:
