@@ -9,6 +9,7 @@ import torch
 from torch.func import vmap
 
 from deeprnn import large_softmax
+from deeprnn.backends import nvidia
 from deeprnn.large_softmax import linear_cross_entropy
 from deeprnn.losses import categorical_nll
 from tests.backends.small_emulation import EMULATED, Small
@@ -194,3 +195,11 @@ def test_a_logit_that_is_no_number_is_not_hidden_on_the_gpu():
     h, weight, bias, targets, mask = (x.cuda() for x in values(dtype=torch.float32))
     bias[3] = torch.nan
     assert linear_cross_entropy(h, weight, bias, targets, mask | True)[0].isnan()
+
+
+def test_amds_gpus_take_plain_operations(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)  # torch calls them "cuda" too
+    assert not nvidia(torch.device("cuda"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert nvidia(torch.device("cuda", 1))
+    assert not nvidia(torch.device("cpu"))

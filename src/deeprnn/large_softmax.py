@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deeprnn.backends import nvidia
 from deeprnn.backends.gradients import inside_functional_grad
 
 PIECE = {"cpu": 1 << 20, "cuda": 1 << 25}  # logits at a time: a cache's worth, or enough to fill a card
@@ -116,7 +117,7 @@ THREADS, MOST = 512, 32  # of a block in softmax.cu, and how many classes one ma
 
 
 def _has_kernel(h: Tensor, classes: int) -> bool:
-    return h.device.type == "cuda" and h.dtype == torch.float32 and classes <= THREADS * MOST
+    return nvidia(h.device) and h.dtype == torch.float32 and classes <= THREADS * MOST
 
 
 def _turn_on_gpu(logits: Tensor, targets: Tensor, mask: Tensor, wanted: bool) -> Tensor:

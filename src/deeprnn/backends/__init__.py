@@ -126,6 +126,11 @@ def why_not(
     return load(name).why_not(spec, torch.device(device), dtype, 1, 1, precision=precision)
 
 
+def nvidia(device: torch.device) -> bool:
+    """Whether kernels of ours can run there: torch calls AMD's GPUs "cuda" too."""
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
 def autocasts(device: str) -> bool:
     """Whether autocast is on for a device; the meta device, which only knows shapes, has none."""
     return device != "meta" and torch.is_autocast_enabled(device)

@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from deeprnn.backends import nvidia
 from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.launch import device_of
@@ -48,7 +49,7 @@ def add_noise(
     """
     members, size = parameters.shape
     count = size if count is None else count
-    if parameters.device.type != "cuda":
+    if not nvidia(parameters.device):
         return out.copy_(plain_noise(parameters, std, seeds, step, count))
     _check(parameters=parameters, out=out, seeds=seeds)
     arguments = [_pointer(x.data_ptr()) for x in (parameters, out, seeds, step)]

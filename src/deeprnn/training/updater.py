@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from deeprnn import losses
+from deeprnn.backends import nvidia
 from deeprnn.data.batching import Batch
 from deeprnn.models import SequenceModel
 from deeprnn.recipe import Recipe
@@ -69,7 +70,7 @@ class Updater:
         self.parameters = parameters  # (P, N)
         self.optimiser = Optimiser(recipe.optimiser, parameters, multipliers)
         self.gradient = torch.zeros_like(parameters)
-        self.fused = device.type == "cuda" and parameters.dtype == torch.float32
+        self.fused = nvidia(device) and parameters.dtype == torch.float32
         self.noise = noise.Noise(recipe.regulariser.weight_noise, seeds, self.layout.matrices, device)
         self.noisy = torch.empty_like(parameters) if self.noise.std else parameters
         self.groups = (

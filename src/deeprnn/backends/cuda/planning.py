@@ -66,6 +66,7 @@ class Ring:
     backward: bool
 
 
+@lru_cache(maxsize=4096)
 def ring(spec: TransitionSpec, backward: bool) -> Ring:
     """Forward, stage s is layer s; backward, the stages run from the top layer down."""
     depth = spec.depth
