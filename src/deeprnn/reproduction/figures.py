@@ -95,9 +95,10 @@ def cells_figure(table: Sequence[Row]) -> bytes:
 def parameters_figure(table: Sequence[Row]) -> bytes:
     """Parameters against the test result, a panel for each data set that has runs; hollow: the paper's."""
     sets = [d for d in paper.INPUTS if any(r.entries for r in table if r.cell.data == d)]
-    figure = new_figure(3.3 * min(3, len(sets)) + 0.6, 3.2 * -(-len(sets) // 3))
+    across, down = min(3, len(sets) + 1), -(-(len(sets) + 1) // 3)  # one place more, for the names
+    figure = new_figure(3.3 * across + 0.6, 3.2 * down)
     for place, data in enumerate(sets, 1):
-        axes = figure.add_subplot(-(-len(sets) // 3), min(3, len(sets)), place)
+        axes = figure.add_subplot(down, across, place)
         dress(axes, TITLES[data], paper.METRICS[data])
         for row in (r for r in table if r.cell.data == data and r.entries):
             colour = COLOURS[row.cell.model]
@@ -113,8 +114,15 @@ def parameters_figure(table: Sequence[Row]) -> bytes:
         axes.set_xticks(kept, [short_count(t) for t in kept])
         axes.minorticks_off()
         axes.set_xlabel("parameters", color=SOFT, fontsize=9)
-        if place == 1:
-            legend(axes)
+    names = figure.add_subplot(down, across, len(sets) + 1)
+    names.set_axis_off()
+    shown = dict.fromkeys(r.cell.model for r in table if r.entries)
+    for model in shown:
+        names.plot([], [], "o", color=COLOURS[model], markersize=6, label=f"{paper.LABELS[model]}, mean ± sd")
+    names.plot(
+        [], [], "o", color=SOFT, markerfacecolor="none", markersize=6, label="the paper's, in the same colour"
+    )
+    names.legend(loc="upper left", frameon=False, fontsize=9, labelcolor=INK)
     return png_bytes(figure)
 
 
