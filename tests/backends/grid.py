@@ -163,6 +163,8 @@ def _draw(case: Case, seed: int) -> Tensors:
     tensors["dh"], tensors["dz"] = normal(T, B, H), normal(T, B, total - H)
     if case.reset:
         tensors["reset"] = torch.rand(T, B, generator=generator) < 0.35
+        if T * B > 1:  # a first state that counts and a mark that does: without them faults could hide
+            tensors["reset"][0, 0], tensors["reset"][-1, -1] = False, True
     return tensors
 
 
