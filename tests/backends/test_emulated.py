@@ -39,8 +39,8 @@ class Emulated:
         source = folder / f"{plan.path}{int(ring.backward)}.cpp"
         source.write_text(text + (HERE / "run.h").read_text())
         library = source.with_suffix(".so")
-        options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-D__CUDA_ARCH__=900", f"-I{HERE}", "-w"]
-        subprocess.run(["g++", *options, "-o", library, source], check=True)
+        options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-D__CUDA_ARCH__=900", f"-I{HERE}"]
+        subprocess.run(["g++", *options, f"-I{nvrtc.FOLDER}", "-w", "-o", library, source], check=True)
         self.plan, self.run = plan, ctypes.CDLL(str(library)).run
         self.run.restype = ctypes.c_char_p
 

@@ -9,20 +9,14 @@
 // Macros: DEPTH SIZES UNITS MATRICES MAT_STAGE MAT_SOURCE MAT_REGS CLUSTER THREADS KLANES VEC ROWS
 //         BACKWARD HAS_RESET HAS_GRAD_MID BF16       (all lists in stage order)
 #include "common.cuh"
+#include "params.cuh"
 
-#define CONST constexpr __host__ __device__
-// The lists live inside functions: device code may not refer to arrays of the host's namespace.
-CONST int size(int s) { constexpr int list[] = {SIZES}; return list[s]; }
-CONST int unit(int s) { constexpr int list[] = {UNITS}; return list[s]; }
-CONST int stage_of(int j) { constexpr int list[] = {MAT_STAGE}; return list[j]; }
-CONST int source_of(int j) { constexpr int list[] = {MAT_SOURCE}; return list[j]; }
 CONST int kept(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }     // chunks held in registers
 
 constexpr int SLOTS = THREADS / KLANES, SLOTS_WARP = 32 / KLANES;
 constexpr int CHUNK = KLANES * VEC;                 // inner elements that one round of the lanes covers
 constexpr int WORDS = BF16 ? VEC / 2 : VEC;         // 32-bit words that hold VEC weights
 
-CONST int up(int a, int b) { return (a + b - 1) / b; }
 CONST int pow2(int n) { int p = 1; while (p < n) p *= 2; return p; }
 CONST int padded(int s) { return up(size(s), CHUNK) * CHUNK; }       // length of a vector in shared memory
 CONST int rpt(int s) { return up(up(size(s), CLUSTER), SLOTS); }     // rows of a slot
@@ -30,7 +24,6 @@ CONST int values(int s) { return pow2(rpt(s) * ROWS); }              // sums a s
 CONST int owned(int s) { return values(s) > KLANES ? values(s) / KLANES : 1; }
 CONST int copies(int s) { return values(s) > KLANES ? 1 : KLANES / values(s); }   // lanes that end with one sum
 CONST int chunks(int j) { return padded(source_of(j)) / CHUNK; }
-CONST int before(int s) { return s == 0 ? DEPTH - 1 : s - 1; }
 
 CONST int owned_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += owned(i); return n; }
 CONST int reg_offset(int j) {
@@ -49,27 +42,9 @@ CONST int weight_offset(int j) {
   for (int i = 0; i < j; i++) n += (chunks(i) - kept(i)) * rpt(stage_of(i)) * THREADS * WORDS * 4;
   return n;
 }
-CONST int layer(int s) { return BACKWARD ? DEPTH - 1 - s : s; }      // which layer a stage belongs to
-CONST int layer_size(int l) { return size(BACKWARD ? DEPTH - 1 - l : l); }
-CONST int layer_offset(int l) { int n = 0; for (int i = 0; i < l; i++) n += layer_size(i); return n; }
-constexpr int TOTAL = layer_offset(DEPTH), HIDDEN = layer_size(DEPTH - 1), MID = TOTAL - HIDDEN;
 constexpr int NREG = reg_offset(MATRICES) > 0 ? reg_offset(MATRICES) : 1;
 constexpr int NOWN = owned_offset(DEPTH);
 
-struct Matrix { const float* data; i64 member, row, column; };   // strides in elements
-struct Params {
-  Matrix matrix[MATRICES];
-  const float* input;      // forward: A (T,B,TOTAL).             backward: gradient of h (T,B,HIDDEN)
-  const float* input_mid;  //                                     backward: gradient of z (T,B,MID) or null
-  float* top;              // h (T,B,HIDDEN): written forward, read backward
-  float* mid;              // z (T,B,MID): likewise
-  const float* initial;    // forward: h0 (B,HIDDEN)
-  float* output;           // backward: dA (T,B,TOTAL)
-  float* output_initial;   // backward: dh0 (B,HIDDEN)
-  const u8* reset;         // (T,B)
-  i64 input_member, initial_member, reset_member;
-  i64 steps, batch, groups;
-};
 
 #if BF16
 typedef u32 Word;
@@ -258,7 +233,6 @@ template <int S> INLINE void place(const Thread& th, int o, int count, int& row,
 }
 
 template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (&a)[NOWN], float (&g)[NOWN], i64 t) {
-  constexpr int l = layer(S);
   int first, count;
   slice(size(S), th.rank, first, count);
 #pragma unroll
@@ -266,19 +240,7 @@ template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (
     int row, n;
     place<S>(th, o, count, row, n);
     float x = 0.0f, y = 0.0f;
-    if (row >= 0) {
-      i64 at = (th.member * p.steps + t) * p.batch + th.row0 + n;    // (p, t, b) flattened
-      int e = first + row;
-      if (!BACKWARD) {
-        x = p.input[th.member * p.input_member + (t * p.batch + th.row0 + n) * TOTAL + layer_offset(l) + e];
-      } else if (l == DEPTH - 1) {
-        x = p.input[at * HIDDEN + e];
-        y = p.top[at * HIDDEN + e];
-      } else {
-        if (HAS_GRAD_MID) x = p.input_mid[at * MID + layer_offset(l) + e];
-        y = p.mid[at * MID + layer_offset(l) + e];
-      }
-    }
+    if (row >= 0) read_beside<S>(p, th.member, t, th.row0 + n, first + row, x, y);
     a[owned_offset(S) + o] = x;
     g[owned_offset(S) + o] = y;
   }

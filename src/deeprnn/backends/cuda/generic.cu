@@ -6,33 +6,10 @@
 //
 // Macros: DEPTH SIZES UNITS MATRICES MAT_STAGE MAT_SOURCE THREADS ROWS BACKWARD HAS_RESET HAS_GRAD_MID
 #include "common.cuh"
-#define CONST constexpr __host__ __device__
-CONST int size(int s) { constexpr int list[] = {SIZES}; return list[s]; }
-CONST int unit(int s) { constexpr int list[] = {UNITS}; return list[s]; }
-CONST int stage_of(int j) { constexpr int list[] = {MAT_STAGE}; return list[j]; }
-CONST int source_of(int j) { constexpr int list[] = {MAT_SOURCE}; return list[j]; }
-CONST int up(int a, int b) { return (a + b - 1) / b; }
+#include "params.cuh"
 CONST int split(int s) { int n = (THREADS / 32) / up(size(s), 32); return n < 1 ? 1 : n; }
 CONST int vector_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += ROWS * size(i); return n; }  // floats
-CONST int layer(int s) { return BACKWARD ? DEPTH - 1 - s : s; }
-CONST int layer_size(int l) { return size(BACKWARD ? DEPTH - 1 - l : l); }
-CONST int layer_offset(int l) { int n = 0; for (int i = 0; i < l; i++) n += layer_size(i); return n; }
-constexpr int TOTAL = layer_offset(DEPTH), HIDDEN = layer_size(DEPTH - 1), MID = TOTAL - HIDDEN;
 
-struct Matrix { const float* data; i64 member, row, column; };
-struct Params {  // the same layout as in cluster.cu
-  Matrix matrix[MATRICES];
-  const float* input;
-  const float* input_mid;
-  float* top;
-  float* mid;
-  const float* initial;
-  float* output;
-  float* output_initial;
-  const u8* reset;
-  i64 input_member, initial_member, reset_member;
-  i64 steps, batch, groups;
-};
 struct Block { i64 member; int row0, rows; float* vectors; float* partial; };
 
 template <int J> INLINE void product(const Params& p, const Block& b, int column, int part, int parts, float (&acc)[ROWS],

@@ -103,13 +103,14 @@ def _launch(
     fields += [0 if x is None else x.data_ptr() for x in pointers]
     reset_stride = 0 if reset is None or reset.dim() == 2 else reset.stride(0)
     fields += [*strides, reset_stride, steps, batch, groups]
-    blocks = groups * members * plan.cluster
+    blocks, items = groups * members * plan.cluster, groups * members
     if isinstance(plan, WidePlan):
-        items = groups * members
         share = -(-items // plan.teams)
         teams = -(-items // share)
         exchange = torch.zeros(teams * plan.words, dtype=torch.int32, device=device)
         fields += [exchange.data_ptr(), items, share]
         blocks = teams * plan.team
+    else:
+        fields += [0, 0, 0]
     block = (ctypes.c_int64 * len(fields))(*fields)
     kernel.launch(blocks, plan.threads, [block], device)

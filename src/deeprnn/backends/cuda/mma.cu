@@ -14,16 +14,11 @@
 // Macros: DEPTH SIZES UNITS MATRICES MAT_STAGE MAT_SOURCE MAT_REGS CLUSTER MGROUPS KGROUPS NTILES ROWS STREAMS
 //         BACKWARD HAS_RESET HAS_GRAD_MID BF16 BUFFERS
 #include "common.cuh"
-#define CONST constexpr __host__ __device__
-CONST int size(int s) { constexpr int list[] = {SIZES}; return list[s]; }
-CONST int unit(int s) { constexpr int list[] = {UNITS}; return list[s]; }
-CONST int stage_of(int j) { constexpr int list[] = {MAT_STAGE}; return list[j]; }
-CONST int source_of(int j) { constexpr int list[] = {MAT_SOURCE}; return list[j]; }
+#include "params.cuh"
 CONST int kept(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }   // inner rounds held in registers
 
 constexpr int WARPS = MGROUPS * KGROUPS, THREADS = 32 * WARPS;
 constexpr int PARTS = BF16 ? 1 : 2;                                // of a weight
-CONST int up(int a, int b) { return (a + b - 1) / b; }
 constexpr int KINDS = NTILES > 2 ? 1 : 3;                 // sums kept apart, so that few tiles still overlap
 constexpr int ENTRY = 16;                                          // bytes of a lane in a state tile: two parts
 constexpr int TAIL = ROWS - 8 * (NTILES - 1);                      // batch rows of the last tile
@@ -37,7 +32,6 @@ CONST int full(int s) { return TURNS ? 0 : work(s) / KGROUPS; }    // rounds in 
 CONST int rest(int s) { return TURNS ? work(s) : work(s) % KGROUPS; }    // tiles of the last round, and the warps of each
 CONST int share(int s, int j) { return TURNS || j < full(s) ? 1 : KGROUPS / rest(s); }
 CONST int rounds(int j) { return up(tiles(source_of(j)), KGROUPS); }
-CONST int before(int s) { return s == 0 ? DEPTH - 1 : s - 1; }
 // A vector that is read as a shortcut may still be read when its successor arrives: it needs two copies.
 CONST int copies(int s) {
   for (int j = 0; j < MATRICES; j++)
@@ -66,27 +60,9 @@ CONST int fetched(int s) { return per_warp(s) * 4; }
 // One stream: what is read beside the sums lies in registers a whole step ahead, each stage in its own. Several:
 // it is read when the task begins, and what the next step needs is asked into L2.
 CONST int fetched_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += TURNS ? 0 : fetched(i); return n; }
-CONST int layer(int s) { return BACKWARD ? DEPTH - 1 - s : s; }
-CONST int layer_size(int l) { return size(BACKWARD ? DEPTH - 1 - l : l); }
-CONST int layer_offset(int l) { int n = 0; for (int i = 0; i < l; i++) n += layer_size(i); return n; }
-constexpr int TOTAL = layer_offset(DEPTH), HIDDEN = layer_size(DEPTH - 1), MID = TOTAL - HIDDEN;
 constexpr int NREG = reg_offset(MATRICES) > 0 ? reg_offset(MATRICES) : 1;
 constexpr int NFETCH = TURNS ? 4 : fetched_offset(DEPTH);
 
-struct Matrix { const float* data; i64 member, row, column; };
-struct Params {  // the same layout as in cluster.cu
-  Matrix matrix[MATRICES];
-  const float* input;
-  const float* input_mid;
-  float* top;
-  float* mid;
-  const float* initial;
-  float* output;
-  float* output_initial;
-  const u8* reset;
-  i64 input_member, initial_member, reset_member;
-  i64 steps, batch, groups;
-};
 struct Thread {
   u32 base, rank;
   int lane, mg, kg;

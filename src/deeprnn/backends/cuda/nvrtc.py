@@ -19,7 +19,7 @@ from pathlib import Path
 from deeprnn.errors import UserError
 
 FOLDER = Path(__file__).parent
-HEADERS = ("common.cuh",)
+HEADERS = ("common.cuh", "params.cuh")
 OPTIONS = ("--std=c++17",)
 _lock = threading.Lock()
 

@@ -14,15 +14,10 @@
 // Macros: DEPTH SIZES UNITS MATRICES MAT_STAGE MAT_SOURCE THREADS ROWS TEAM MGROUPS NGROUPS KGROUPS
 //         PLACES STRIDES (of the vectors in shared memory; two may share a place) BACKWARD HAS_RESET HAS_GRAD_MID BF16       (all lists in stage order)
 #include "common.cuh"
+#include "params.cuh"
 
-#define CONST constexpr __host__ __device__
-CONST int size(int s) { constexpr int list[] = {SIZES}; return list[s]; }
-CONST int unit(int s) { constexpr int list[] = {UNITS}; return list[s]; }
-CONST int stage_of(int j) { constexpr int list[] = {MAT_STAGE}; return list[j]; }
-CONST int source_of(int j) { constexpr int list[] = {MAT_SOURCE}; return list[j]; }
 CONST int place(int s) { constexpr int list[] = {PLACES}; return list[s]; }
 CONST int stride(int s) { constexpr int list[] = {STRIDES}; return list[s]; }
-CONST int up(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int TILE_N = up(ROWS, NGROUPS), SPAN_N = TILE_N * NGROUPS;   // batch rows of a warp; in shared memory
 constexpr int TAIL_VEC = BF16 ? 2 : 1, TAIL_CHUNK = 32 * TAIL_VEC;
@@ -34,7 +29,6 @@ CONST int rest(int s) { return size(s) % 128; }
 CONST int rounds(int s) { return size(s) / 128 + (rest(s) > 128 - TAIL_CHUNK ? 1 : 0); }
 CONST int tails(int s) { return rest(s) > 128 - TAIL_CHUNK ? 0 : up(rest(s), TAIL_CHUNK); }
 CONST int padded(int s) { return rounds(s) * 128 + tails(s) * TAIL_CHUNK; }
-CONST int before(int s) { return s == 0 ? DEPTH - 1 : s - 1; }
 CONST int owned(int s) { return up(mine(s) * ROWS, THREADS); }         // values that a thread finishes
 CONST int owned_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += owned(i); return n; }
 CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = mine(s) > n ? mine(s) : n; return n; }
@@ -60,28 +54,8 @@ CONST int weight_offset(int j) {
 CONST int quads(int s) { return up(size(s), 4); }
 CONST int slot_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += 8 * ROWS * quads(i); return n; }
 
-CONST int layer(int s) { return BACKWARD ? DEPTH - 1 - s : s; }
-CONST int layer_size(int l) { return size(BACKWARD ? DEPTH - 1 - l : l); }
-CONST int layer_offset(int l) { int n = 0; for (int i = 0; i < l; i++) n += layer_size(i); return n; }
-constexpr int TOTAL = layer_offset(DEPTH), HIDDEN = layer_size(DEPTH - 1), MID = TOTAL - HIDDEN;
 constexpr int NOWN = owned_offset(DEPTH);
 
-struct Matrix { const float* data; i64 member, row, column; };
-struct Params {  // as in cluster.cu, and the last three
-  Matrix matrix[MATRICES];
-  const float* input;
-  const float* input_mid;
-  float* top;
-  float* mid;
-  const float* initial;
-  float* output;
-  float* output_initial;
-  const u8* reset;
-  i64 input_member, initial_member, reset_member;
-  i64 steps, batch, groups;
-  u32* exchange;           // zeroed before the launch
-  i64 items, share;        // row groups of all members; how many of them a team serves
-};
 struct Thread {
   u32 base;                // shared-memory address
   int rank, lane, mg, ng, kg;
@@ -271,25 +245,13 @@ template <int Q> INLINE void receive(const Thread& th, u32 seq, bool drop, int p
 }
 
 template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (&a)[NOWN], float (&g)[NOWN], i64 t) {
-  constexpr int l = layer(S), M = mine(S);
+  constexpr int M = mine(S);
   int first = th.rank * M, count = count_of<S>(th);
 #pragma unroll
   for (int o = 0; o < owned(S); o++) {
     int i = o * THREADS + (int)threadIdx.x, n = i / M, e = i % M;
     float x = 0.0f, y = 0.0f;
-    if (n < th.rows && e < count) {
-      i64 at = (th.member * p.steps + t) * p.batch + th.row0 + n;
-      e += first;
-      if (!BACKWARD) {
-        x = p.input[th.member * p.input_member + (t * p.batch + th.row0 + n) * TOTAL + layer_offset(l) + e];
-      } else if (l == DEPTH - 1) {
-        x = p.input[at * HIDDEN + e];
-        y = p.top[at * HIDDEN + e];
-      } else {
-        if (HAS_GRAD_MID) x = p.input_mid[at * MID + layer_offset(l) + e];
-        y = p.mid[at * MID + layer_offset(l) + e];
-      }
-    }
+    if (n < th.rows && e < count) read_beside<S>(p, th.member, t, th.row0 + n, first + e, x, y);
     a[owned_offset(S) + o] = x;
     g[owned_offset(S) + o] = y;
   }
