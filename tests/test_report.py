@@ -64,6 +64,11 @@ def test_deviations_are_named(tmp_path: Path):
     )  # fmt: skip
 
 
+def test_weight_decay_is_named(tmp_path: Path):
+    write(tmp_path, entry("ptb-word", "dts", 1, 112.0, optimiser__name="adamw", optimiser__weight_decay=0.04))
+    assert "adamw with weight decay 0.04" in found(tmp_path, "ptb-word", "dts").deviations
+
+
 def test_the_length_of_a_cosine_is_named(tmp_path: Path):
     write(tmp_path, entry("ptb-word", "rnn", 1, 118.0, schedule__name="cosine", stop__epochs=9))
     write(tmp_path, entry("ptb-word", "dts", 1, 112.0, schedule__name="cosine", stop__epochs=24))

@@ -152,7 +152,9 @@ def _init(recipe: Recipe) -> Any:
 
 def _optimiser(recipe: Recipe) -> str:
     part = recipe.optimiser
-    return f"momentum {part.momentum:g}" if part.name == "momentum" else part.name
+    if part.name == "momentum":
+        return f"momentum {part.momentum:g}"
+    return f"adamw with weight decay {part.weight_decay:g}" if part.name == "adamw" else part.name
 
 
 def _schedule(recipe: Recipe) -> str:
