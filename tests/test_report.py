@@ -69,6 +69,14 @@ def test_weight_decay_is_named(tmp_path: Path):
     assert "adamw with weight decay 0.04" in found(tmp_path, "ptb-word", "dts").deviations
 
 
+def test_dropout_is_named_in_cell_and_verdict(tmp_path: Path):
+    write(tmp_path, entry("ptb-word", "rnn", 1, 118.0))
+    write(tmp_path, entry("ptb-word", "dots", 1, 108.0, regulariser__dropout_output=0.2))
+    assert "dropout output 0.2" in found(tmp_path, "ptb-word", "dots").deviations
+    verdict = next(v for v in cells.verdicts(cells.rows(read_ledger(tmp_path))) if v.data == "ptb-word")
+    assert "; dropout output 0.2 against no dropout" in verdict.text
+
+
 def test_the_length_of_a_cosine_is_named(tmp_path: Path):
     write(tmp_path, entry("ptb-word", "rnn", 1, 118.0, schedule__name="cosine", stop__epochs=9))
     write(tmp_path, entry("ptb-word", "dts", 1, 112.0, schedule__name="cosine", stop__epochs=24))

@@ -11,6 +11,7 @@ from deeprnn.init import CHAR, MUSIC, WORD
 from deeprnn.recipe import Recipe
 from deeprnn.reproduction import statistics
 from deeprnn.reproduction.entries import Entry, groups, without_idle
+from deeprnn.specs import Dropout
 
 ENOUGH = 3
 """seeds from which a recipe's mean counts as measured"""
@@ -95,7 +96,9 @@ def fills(entry: Entry, cell: paper.Cell) -> bool:
         return False
     if cell.model == "dots-star":
         return True
-    return model_spec(entry.recipe) == paper.spec(cell.data, cell.model)
+    found = model_spec(entry.recipe)
+    # Dropout is a way of training, not a size: `deviations` names it.
+    return found is not None and replace(found, dropout=Dropout()) == paper.spec(cell.data, cell.model)
 
 
 def model_spec(recipe: Recipe) -> Any:
@@ -136,7 +139,7 @@ def deviations(recipe: Recipe) -> tuple[str, ...]:
         f"beta {recipe.schedule.beta:g}": music and recipe.schedule.name == "paper"
         and recipe.schedule.beta != BETAS[data] and not star,
         _noise(recipe): not star and recipe.regulariser.weight_noise != (0.0 if data == "ptb-char" else 0.075),
-        "dropout": not star and any(vars(recipe.regulariser.dropout).values()),
+        _dropout(recipe): not star and any(vars(recipe.regulariser.dropout).values()),
         "other initialisation": not star and _init(recipe) != _init(replace(recipe, init=INITS.get(data, MUSIC))),
         "no pretraining": recipe.model.kind in ("dots", "srnn") and not (recipe.pretrain.recipe or recipe.pretrain.run),
         "averaged weights": part.average != "none",
@@ -166,6 +169,11 @@ def _schedule(recipe: Recipe) -> str:
 def _noise(recipe: Recipe) -> str:
     std = recipe.regulariser.weight_noise
     return f"weight noise {std:g}" if std else "no weight noise"
+
+
+def _dropout(recipe: Recipe) -> str:
+    rates = [f"{name} {p:g}" for name, p in vars(recipe.regulariser.dropout).items() if p]
+    return "dropout " + ", ".join(rates) if rates else ""
 
 
 @dataclass(frozen=True)
@@ -230,6 +238,7 @@ def _verdict(data: str, shallow: Row, deep: Sequence[Row]) -> Verdict:
         return Verdict(data)
     best = min(pairs, key=lambda m: statistics.mean([e.value("valid") for e, _ in pairs[m]]))
     ours, theirs = zip(*((a.value(), b.value()) for a, b in pairs[best]), strict=True)
-    deeper, other = (_schedule(e.recipe) for e in pairs[best][0])
-    unlike = "" if deeper == other else f"; {deeper} against {other}"
+    deeper, other = (e.recipe for e in pairs[best][0])
+    ways = [(way(deeper), way(other)) for way in (_schedule, _optimiser, _dropout)]
+    unlike = "".join(f"; {a or 'no dropout'} against {b or 'no dropout'}" for a, b in ways if a != b)
     return Verdict(data, best, statistics.paired(ours, theirs), unlike)
