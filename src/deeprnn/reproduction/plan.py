@@ -48,7 +48,8 @@ class Job:
     def stepwise(self) -> bool:
         """Whether a GPU trains this model by small kernels in every step, for want of a persistent one.
 
-        Beside persistent kernels, which hold most processors for a whole sequence, each of them has to wait.
+        Beside persistent kernels, which hold most processors for a whole sequence, each of them has to wait, and
+        several such models in one process wait for each other's calls: each has the card to itself.
         """
         model, drop = self.recipe.model, self.recipe.regulariser.dropout
         pools = any(u.startswith(("lp", "maxout")) for u in (model.unit, model.intermediate_unit))

@@ -195,7 +195,7 @@ class _Runner:
         """Whether the jobs that run leave this one its share of a GPU."""
         if not self.settings.device.startswith("cuda"):
             return True
-        return all(other.stepwise == job.stepwise for other in self.running.values())
+        return not self.running or not any(j.stepwise for j in (job, *self.running.values()))
 
     def _ended(self, future: Future[bool], job: Job) -> None:
         error = future.exception()
