@@ -49,7 +49,7 @@ class Slice:
         jobs = arguments.jobs or (3 if device.startswith("cuda") else 1)
         self.settings = Settings(
             only=tuple(arguments.only), extras=arguments.extras, seeds=arguments.seeds, budget=arguments.budget,
-            device=device, jobs=jobs, overrides=tuple(arguments.override), root=self.work / "runs",
+            device=device, jobs=jobs, company=arguments.company, overrides=tuple(arguments.override), root=self.work / "runs",
             ledger=self.work / "ledger",
         )  # fmt: skip
         self.settings.root.mkdir(parents=True, exist_ok=True)
@@ -222,6 +222,9 @@ def main() -> int:
         "--hard", type=float, default=0.0, help="seconds after which the process ends whatever runs"
     )
     parser.add_argument("--jobs", type=int, help="populations at once")
+    parser.add_argument(
+        "--company", type=int, default=0, help="kernels expected side by side (default: --jobs)"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--override", nargs="*", default=[], help="field=value or data/model:field=value")
     parser.add_argument(

@@ -48,6 +48,8 @@ class Settings:
     """minutes"""
     device: str = "cpu"
     jobs: int = 1
+    company: int = 0
+    """kernels that the GPU's planner expects side by side; 0: as many as jobs"""
     overrides: tuple[str, ...] = ()
     root: Path = ROOT
     ledger: Path = FOLDER
@@ -121,7 +123,7 @@ def reproduce(settings: Settings, say: Say = print, entered: Callable[[], None] 
         sources.find(name)  # missing data is an error now, not after an hour
     outcome = Outcome()
     if settings.device.startswith("cuda"):
-        expect_company(settings.jobs)
+        expect_company(settings.company or settings.jobs)
     if plan.jobs:
         with _listening() as heard:
             _Runner(settings, plan, say, entered, heard, outcome).run()
