@@ -49,8 +49,8 @@ class Slice:
         jobs = arguments.jobs or (3 if device.startswith("cuda") else 1)
         self.settings = Settings(
             only=tuple(arguments.only), extras=arguments.extras, seeds=arguments.seeds, budget=arguments.budget,
-            device=device, jobs=jobs, company=arguments.company, overrides=tuple(arguments.override), root=self.work / "runs",
-            ledger=self.work / "ledger",
+            device=device, jobs=jobs, company=arguments.company, overrides=tuple(arguments.override),
+            root=self.work / "runs", ledger=self.work / "ledger",
         )  # fmt: skip
         self.settings.root.mkdir(parents=True, exist_ok=True)
         self.settings.ledger.mkdir(parents=True, exist_ok=True)

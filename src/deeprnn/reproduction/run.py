@@ -48,11 +48,11 @@ class Settings:
     """minutes"""
     device: str = "cpu"
     jobs: int = 1
-    company: int = 0
-    """kernels that the GPU's planner expects side by side; 0: as many as jobs"""
     overrides: tuple[str, ...] = ()
     root: Path = ROOT
     ledger: Path = FOLDER
+    company: int = 0
+    """kernels that the GPU's planner expects side by side; 0: as many as jobs"""
 
 
 @dataclass
