@@ -9,10 +9,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deeprnn.backends import TransitionSpec, choose, load, unroll
+from deeprnn.backends import TransitionSpec, choose, load, unroll_input
 
 Results = tuple[Tensor, Sequence[Tensor]]
 
@@ -82,7 +81,7 @@ class Loop(nn.Module):
         bias = torch.cat([U.bias for U in self.U])  # type: ignore[misc]
         h0 = x.new_zeros(x.shape[1], spec.hidden_size)
         W, S = [W.weight for W in self.W], [S.weight for S in self.S]
-        return unroll(F.linear(x, weight, bias), h0, W, S, spec, backend=backend)[0]  # type: ignore[arg-type]
+        return unroll_input(x, weight, bias, h0, W, S, spec, backend=backend)[0]  # type: ignore[arg-type]
 
 
 class Bench:

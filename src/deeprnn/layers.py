@@ -13,7 +13,14 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from deeprnn import equations, units
 from deeprnn.arguments import as_sizes, check_settings, name_unit
-from deeprnn.backends import TransitionSpec, autocasts, unroll, unroll_with, without_autocast
+from deeprnn.backends import (
+    TransitionSpec,
+    autocasts,
+    unroll,
+    unroll_input,
+    unroll_with,
+    without_autocast,
+)
 from deeprnn.specs import PlusSpec, positive
 from deeprnn.units import Unit
 
@@ -159,13 +166,18 @@ class DeepRNN(nn.Module):
 
     def _run_level(self, x: Tensor, h0: Tensor, spec: PlusSpec, suffix: str) -> tuple[Tensor, Tensor]:
         U, W, S, b = self._level_weights(spec, suffix)
-        A = self._project(x, spec, U, b)
         if any(u.name in units.POOLED for u in spec.unit_specs):
+            A = self._project(x, spec, U, b)
             phis = [units.resolve(u) for u in spec.unit_specs]
             named = None if self.backend == "reference" else [(str(u), None, None) for u in spec.unit_specs]
             return unroll_with(A, h0, W, S, phis, spec.widths, named=named)
         transition = TransitionSpec(spec.sizes, tuple(u.name for u in spec.unit_specs), spec.shortcuts)
-        return unroll(A, h0, W, [s for s in S if s is not None], transition, backend=self.backend)
+        shortcuts = [s for s in S if s is not None]
+        if all(u is not None for u in U):
+            bias = torch.cat(b) if spec.bias else None
+            return unroll_input(x, torch.cat(U), bias, h0, W, shortcuts, transition, backend=self.backend)
+        A = self._project(x, spec, U, b)
+        return unroll(A, h0, W, shortcuts, transition, backend=self.backend)
 
     def forward(
         self,

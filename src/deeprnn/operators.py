@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deeprnn import equations, init, units
-from deeprnn.backends import TransitionSpec, unroll, unroll_with, without_autocast
+from deeprnn.backends import TransitionSpec, unroll, unroll_input, unroll_with, without_autocast
 from deeprnn.errors import UserError
 from deeprnn.specs import PlusSpec, PredictSpec
 from deeprnn.units import UnitSpec
@@ -122,16 +122,24 @@ class Plus(Operator):
             x = self._phi(f"_e{i}", unit)(a if bias is None else a + bias)
         return x
 
+    def _one_product(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """What enters, its matrix and bias, where all layers have an input and it is a vector; else None."""
+        spec, U = self.spec, self._list("U")
+        if not all(u is not None for u in U) or (spec.embeds and not spec.input_mlp_sizes) or spec.skip_size:
+            return None
+        x = self._embed_input(x) if spec.input_mlp_sizes else x
+        bias = torch.cat(self._list("b")) if spec.bias else None  # type: ignore[arg-type]
+        return x.to(U[0].dtype), torch.cat(U), bias  # type: ignore[union-attr,arg-type]
+
     def project(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
         """Everything that enters the layers from outside the recurrence, (..., Σ widths)."""
+        if (one := self._one_product(x)) is not None:
+            return F.linear(*one)
         spec = self.spec
         lead = x.shape if spec.embeds else x.shape[:-1]
         embedded = spec.embeds and not spec.input_mlp_sizes
         x = self._embed_input(x) if spec.input_mlp_sizes else x
         U, K, b = self._list("U"), self._list("K"), self._list("b")
-        if all(u is not None for u in U) and not embedded and not spec.skip_size:
-            bias = torch.cat(b) if spec.bias else None  # type: ignore[arg-type]
-            return F.linear(x.to(U[0].dtype), torch.cat(U), bias)  # type: ignore[union-attr,arg-type]
         parts = []
         for l, width in enumerate(spec.widths):
             part = self.W1.new_zeros(())
@@ -179,20 +187,21 @@ class Plus(Operator):
     ) -> tuple[Tensor, Tensor]:
         """x_t ⊕ h_{t-1} over a sequence: states (T, B, H) and intermediate layers (T, B, ΣM_l − H)."""
         spec = self.spec
-        A = self.project(x, skip)
         W = [w for w in self._list("W") if w is not None]
         masks = masks or {}
         named = all(u.name not in units.POOLED for u in spec.unit_specs)
         if named and "state" not in masks and "z1" not in masks:
             transition = TransitionSpec(spec.sizes, tuple(u.name for u in spec.unit_specs), spec.shortcuts)
             S = [s for s in self._list("S") if s is not None]
-            return unroll(A, h0, W, S, transition, reset, backend)
+            if (one := self._one_product(x)) is not None:
+                return unroll_input(*one, h0, W, S, transition, reset, backend)
+            return unroll(self.project(x, skip), h0, W, S, transition, reset, backend)
         if backend not in ("auto", "reference"):
             raise UserError(f"backend {backend!r} has no pooled units and no dropout inside ⊕: use 'auto'")
         dropped = (masks.get("state"), [*(masks.get(f"z{n}") for n in range(1, spec.depth)), None])
         rest = (self._phis(), spec.widths, reset, *dropped)
         named = None if backend == "reference" else self._named()
-        return unroll_with(A, h0, W, self._list("S"), *rest, named=named)
+        return unroll_with(self.project(x, skip), h0, W, self._list("S"), *rest, named=named)
 
     def commutativity(self, a: Tensor, b: Tensor) -> Tensor:
         """The penalty ‖a ⊕ b − b ⊕ a‖², where input and state have the same size."""

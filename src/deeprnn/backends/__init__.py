@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
+from torch.nn import functional
 
 from deeprnn.errors import UserError
 
@@ -168,6 +169,28 @@ def unroll(
         elif (reason := _reason(backend, spec.sizes, *spec.text, device, dtype, precision)) is not None:
             raise UserError(f"backend {backend!r} cannot serve this case: {reason}")
         return _FUNCTIONS[backend](A, h0, list(W), list(S), spec, reset, precision)
+
+
+def unroll_input(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    h0: Tensor,
+    W: Sequence[Tensor],
+    S: Sequence[Tensor],
+    spec: TransitionSpec,
+    reset: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """`unroll` of A = x weightᵀ + bias, with the product in one with the loop where a backend can: x is (T, B, I)."""
+    if backend in ("auto", "cuda") and x.is_cuda and not torch.compiler.is_compiling() and nvidia(x.device):
+        from deeprnn.backends.cuda import entering
+
+        if _outside_choice() is None and entering.serves(x, (weight, bias, h0, *W, *S), spec):
+            _check(x[..., :1].expand(*x.shape[:-1], weight.shape[0]), h0, W, reset, weight, bias, *S)
+            if choose(spec, "cuda", x.dtype, "fp32") == "cuda":
+                return entering.unroll(x, weight, bias, h0, W, S, spec, reset, "fp32")
+    return unroll(functional.linear(x, weight, bias), h0, W, S, spec, reset, backend)
 
 
 def _check(A: Tensor, h0: Tensor, W: Sequence[Tensor], reset: Tensor | None, *others: Tensor | None) -> None:

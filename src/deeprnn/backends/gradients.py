@@ -10,7 +10,7 @@ one product. Everything here is differentiable, so that a second backward may pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -39,14 +39,26 @@ def weight_gradients(
         dW = [torch.stack(d) for d in zip(*(m[0] for m in members), strict=True)]
         dS = [torch.stack(d) for d in zip(*(m[1] for m in members), strict=True)]
         return dW, dS
-    runs = _runs([True, *shortcuts[1:]])
-    if dA.is_cuda and _on_tensor_cores(dA, h, z, h0, sizes):
+
+    def sums(runs: Sequence[Sequence[int]]) -> list[Tensor]:
+        if not (dA.is_cuda and _on_tensor_cores(dA, h, z, h0, sizes)):
+            return _products(dA, h, z, h0, reset, sizes, runs)
         from deeprnn.backends.cuda.products import weight_products
 
         bounds = [bound for run in runs for bound in (run[0], run[-1] + 1)]
-        products = weight_products(dA, h, z, h0, reset, list(sizes), bounds)
-    else:
-        products = _products(dA, h, z, h0, reset, sizes, runs)
+        return weight_products(dA, h, z, h0, reset, list(sizes), bounds)
+
+    return sorted_gradients(sums, sizes, shortcuts)
+
+
+def sorted_gradients(
+    sums: Callable[[Sequence[Sequence[int]]], Sequence[Tensor]],
+    sizes: Sequence[int],
+    shortcuts: Sequence[bool],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of W_1..W_L and of each S_l from `sums`: Σ δᵀ h(t-1) for each run of layers, then Σ δ_lᵀ z_{l-1}."""
+    runs = _runs([True, *shortcuts[1:]])
+    products = sums(runs)
     seen: dict[int, Tensor] = {}  # layer -> its gradient for the matrix that multiplies h(t-1)
     for run, whole in zip(runs, products, strict=False):
         seen.update(zip(run, whole.split([sizes[l] for l in run], dim=-2), strict=True))

@@ -23,12 +23,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda import nvrtc, tall
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.launch import device_of
 
 CHUNK = 512  # rows whose products are summed on the tensor cores alone
 FEWEST_ROWS = 768  # below, the launches cost more than the arithmetic saved
+FEWEST_COLUMNS = 64  # of a layer
 MOST_PARTIAL = 2**30  # numbers in the chunks' sums, 4 GiB: beyond, torch's product, which needs no room
 DEVICE = "cuda"  # tests without a GPU name another
 STRIP, BLOCK_ROWS = 128, 64  # as in products.cu
@@ -41,9 +42,11 @@ def serves(dA: Tensor, h: Tensor, z: Tensor, h0: Tensor, sizes: Sequence[int]) -
     if torch.is_grad_enabled() and any(x.requires_grad for x in (dA, h, z, h0)):
         return False  # a second backward goes through plain products
     rows, members = dA.shape[-3] * dA.shape[-2], dA.shape[0] if dA.dim() == 4 else 1
-    if rows * members < FEWEST_ROWS or rows < 128 or any(n % 8 or n < 64 for n in sizes):
+    if rows * members < FEWEST_ROWS or rows < 128 or any(n < FEWEST_COLUMNS for n in sizes):
         return False
-    if members * chunks(rows)[0] * sum(sizes) * max(sizes) > MOST_PARTIAL:
+    if hopper(dA.device) and tall_fits(rows, sizes):
+        return True
+    if any(n % 8 for n in sizes) or members * chunks(rows)[0] * sum(sizes) * max(sizes) > MOST_PARTIAL:
         return False
     return able(dA.device)
 
@@ -53,6 +56,59 @@ def able(device: torch.device) -> bool:
     if torch.version.cuda is None or getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False):
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def hopper(device: torch.device) -> bool:
+    """Whether the kernel that splits as it loads can run: it is written for Hopper's products of warpgroups."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def tall_fits(rows: int, sizes: Sequence[int]) -> bool:
+    """Whether that kernel can take these products: as many tiles and sums as its tables hold, rows it can count."""
+    tiles = -(-sum(sizes) // 64) * (-(-sum(sizes) // 128) + 2)
+    return len(sizes) <= tall.MOST_OUTS // 4 and tiles <= tall.MOST_TILES and rows < 2**31 - 2**16
+
+
+def all_sums(
+    dA: Tensor,
+    h: Tensor,
+    z: Tensor,
+    h0: Tensor,
+    reset: Tensor | None,
+    sizes: Sequence[int],
+    runs: Sequence[Sequence[int]],
+    x: Tensor | None = None,
+    with_bias: bool = False,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Σ δᵀ h(t-1) for each run of layers and Σ δ_lᵀ z_{l-1} for l > 0; Σ δᵀ x and Σ δ where they are wanted.
+
+    By the kernel that is written for Hopper; everything may have a leading member dimension.
+    """
+    population = dA.dim() == 4
+    dA, h, z, h0 = (_ready(t) if population else _ready(t).unsqueeze(0) for t in (dA, h, z, h0))
+    ends, hidden, total = [0, *accumulate(sizes)], sizes[-1], sum(sizes)
+    left = [tall.Left(h, h0)]
+    wanted = [tall.Wanted(0, hidden, ends[run[0]], ends[run[-1] + 1]) for run in runs]
+    entered, at = [], hidden
+    if x is not None:  # before the layers below: they are wanted for few columns of dA, all these for all
+        left.append(tall.Left(_ready(x) if population else _ready(x).unsqueeze(0)))
+        entered.append(tall.Wanted(at, at + x.shape[-1], 0, total))
+        at += x.shape[-1]
+    if with_bias:
+        left.append(tall.Left(None))
+        entered.append(tall.Wanted(at, at + 1, 0, total))
+        at += 1
+    if len(sizes) > 1:
+        left.append(tall.Left(z))
+    for l in range(1, len(sizes)):
+        wanted.append(tall.Wanted(at + ends[l - 1], at + ends[l], ends[l], ends[l + 1]))
+    found = tall.outer_sums(left, dA, None if reset is None else reset.contiguous(), [*wanted, *entered])
+    if with_bias:
+        found[-1] = found[-1].squeeze(-1)
+    found = found if population else [t.squeeze(0) for t in found]
+    return found[: len(wanted)], found[len(wanted) :]
 
 
 def chunks(rows: int) -> tuple[int, int]:
@@ -86,15 +142,17 @@ def _weight_products(
     runs: Sequence[int],
 ) -> list[Tensor]:
     """Σ δᵀ h(t-1) for each run of layers (first and one past the last, flattened), then Σ δ_lᵀ z_{l-1} for l > 0."""
+    if hopper(dA.device) and tall_fits(dA.shape[-3] * dA.shape[-2], sizes):
+        return all_sums(dA, h, z, h0, reset, sizes, [range(a, b) for a, b in _pairs(runs)])[0]
     population = dA.dim() == 4
     dA, h, z, h0 = (_ready(x) if population else _ready(x).unsqueeze(0) for x in (dA, h, z, h0))
     marks = None if reset is None else reset.contiguous()
     members, steps, batch, _ = dA.shape
+    ends = [0, *accumulate(sizes)]
     count, each = chunks(steps * batch)
     matrices = [(dA, None, None, 1), (h, h0, marks, 0)] + ([(z, None, None, 0)] if len(sizes) > 1 else [])
     with torch.cuda.device(dA.device):
         parts, largest = _split(matrices, members, steps * batch, batch, count, each)
-        ends = [0, *accumulate(sizes)]
         jobs = [(slice(ends[a], ends[b]), 1, slice(0, sizes[-1])) for a, b in _pairs(runs)]
         for l in range(1, len(sizes)):
             jobs.append((slice(ends[l], ends[l + 1]), 2, slice(ends[l - 1], ends[l])))

@@ -1,0 +1,183 @@
+// Many rows times a matrix, out[r, n] = Σ_k x[r, k] matrix[n, k] + bias[n], where a row is short (at most 128 numbers): the
+// product of the input. By Hopper's warpgroup products, bound by writing the result.
+//
+// Both operands are first cut into two fp16 parts (`split_rows` for x, `split_matrix` for the matrix), each row scaled
+// by a power of two, and laid out as the tensor cores want to find them in shared memory. A block of `rows_times` keeps
+// TN rows of the matrix and takes 128 rows of x at a time: one thread fetches, two warpgroups multiply high·low +
+// low·high + high·high. Sums of 64 columns are added up by ordinary additions, because tensor cores cut off.
+// Macros: TN (a multiple of 8), INNER (columns k, a multiple of 4, at most 128), and MULTIPLY(d, a, b, add).
+#include "hopper.cuh"
+#include "parts.cuh"
+
+constexpr int DEPTH = 64, STAGES = 3, TM = 128, SUMS = TN / 2, SLICES = (INNER + DEPTH - 1) / DEPTH;
+constexpr u32 LEFT_BYTES = TM * 128, RIGHT_BYTES = TN * 128;   // of one part of one slice
+constexpr u32 MATRIX = STAGES * 2 * LEFT_BYTES, FACTORS = MATRIX + SLICES * 2 * RIGHT_BYTES, BIAS = FACTORS + TN * 4,
+              BARRIERS = BIAS + TN * 4;
+
+struct Job {
+  const float* x;        // (members, rows, INNER)
+  const float* matrix;   // (members, columns, INNER) by strides
+  const float* bias;     // (members, columns), or null
+  float* out;            // (members, rows, columns)
+  u8* x_parts;           // (members, blocks of 128 rows, SLICES, 2, 128, 64) in fp16, swizzled
+  u8* parts;             // (members, tiles, SLICES, 2, TN, 64) in fp16, swizzled
+  float* x_factors;      // (members, blocks, 128): what undoes the scales
+  float* factors;        // (members, tiles, TN)
+  i64 rows, columns, blocks, tiles, matrix_member, matrix_row, matrix_column, bias_member;
+};
+
+INLINE float row_scale(float most) { return most > 0.0f ? scale_for(most, 0.0f) : 1.0f; }
+INLINE float inverse(float scale) { return __uint_as_float((254u << 23) - __float_as_uint(scale)); }
+
+// A warp a row.
+extern "C" __global__ void __launch_bounds__(256) split_matrix(const __grid_constant__ Job job) {
+  i64 n = (i64)blockIdx.x * 8 + threadIdx.x / 32, member = blockIdx.y, tile = n / TN, row = n % TN;
+  int lane = threadIdx.x % 32;
+  if (tile >= job.tiles) return;
+  const float* from = job.matrix + member * job.matrix_member + n * job.matrix_row;
+  float most = 0.0f;
+  if (n < job.columns)
+    for (int k = lane; k < INNER; k += 32) most = fmaxf(most, fabsf(from[k * job.matrix_column]));
+#pragma unroll
+  for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, i));
+  float scale = row_scale(most);
+  u8* to = job.parts + (member * job.tiles + tile) * SLICES * 2 * RIGHT_BYTES + row * 128;
+  for (int k = lane * 2; k < SLICES * DEPTH; k += 64) {
+    float a = n < job.columns && k < INNER ? from[k * job.matrix_column] : 0.0f;
+    float b = n < job.columns && k + 1 < INNER ? from[(k + 1) * job.matrix_column] : 0.0f;
+    u32 high, low;
+    two_parts(a * scale, b * scale, high, low);
+    i64 at = (i64)(k / DEPTH) * 2 * RIGHT_BYTES + ((k % DEPTH / 8 ^ (row & 7)) << 4) + k % 8 * 2;
+    *(u32*)(to + at) = high;
+    *(u32*)(to + at + RIGHT_BYTES) = low;
+  }
+  if (lane == 0) job.factors[(member * job.tiles + tile) * TN + row] = inverse(scale);
+}
+
+// Eight lanes a row, eight columns of each slice a lane.
+extern "C" __global__ void __launch_bounds__(256) split_rows(const __grid_constant__ Job job) {
+  i64 row = (i64)blockIdx.x * 32 + threadIdx.x / 8, member = blockIdx.y, block = row / TM, r = row % TM;
+  int chunk = threadIdx.x % 8;
+  const float* from = job.x + (member * job.rows + row) * INNER;
+  float v[SLICES][8], most = 0.0f;
+#pragma unroll
+  for (int s = 0; s < SLICES; s++) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      int k = s * DEPTH + chunk * 8 + i * 4;
+      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (row < job.rows && k + 4 <= INNER) x = load_four(from + k);
+      v[s][4 * i] = x.x;
+      v[s][4 * i + 1] = x.y;
+      v[s][4 * i + 2] = x.z;
+      v[s][4 * i + 3] = x.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) most = fmaxf(most, fabsf(v[s][i]));
+  }
+#pragma unroll
+  for (int i = 1; i < 8; i *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, i));
+  if (block >= job.blocks) return;
+  float scale = row_scale(most);
+  u8* to = job.x_parts + (member * job.blocks + block) * SLICES * 2 * LEFT_BYTES + r * 128 + ((chunk ^ (r & 7)) << 4);
+#pragma unroll
+  for (int s = 0; s < SLICES; s++) {
+    u32 high[4], low[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) two_parts(v[s][2 * i] * scale, v[s][2 * i + 1] * scale, high[i], low[i]);
+    put_four(to + s * 2 * LEFT_BYTES, high);
+    put_four(to + s * 2 * LEFT_BYTES + LEFT_BYTES, low);
+  }
+  if (chunk == 0) job.x_factors[(member * job.blocks + block) * TM + r] = inverse(scale);
+}
+
+INLINE void fetch(const Job& job, u32 base) {
+  u32 tiles = (u32)job.tiles, tile = blockIdx.x % tiles, step = gridDim.x / tiles;
+  u32 whole = base + BARRIERS + STAGES * 16;
+  mark_expect(whole, SLICES * 2 * RIGHT_BYTES);
+  bulk_load(base + MATRIX, job.parts + ((i64)blockIdx.y * tiles + tile) * SLICES * 2 * RIGHT_BYTES, SLICES * 2 * RIGHT_BYTES, whole);
+  int s = 0;
+  for (i64 block = blockIdx.x / tiles; block < job.blocks; block += step)
+    for (int slice = 0; slice < SLICES; slice++, s++) {
+      int slot = s % STAGES;
+      u32 bar = base + BARRIERS + slot * 16;
+      mark_wait_alone(bar + 8, (s / STAGES & 1) ^ 1);
+      mark_expect(bar, 2 * LEFT_BYTES);
+      i64 piece = ((i64)blockIdx.y * job.blocks + block) * SLICES + slice;
+      bulk_load(base + slot * 2 * LEFT_BYTES, job.x_parts + piece * 2 * LEFT_BYTES, 2 * LEFT_BYTES, bar);
+    }
+}
+INLINE void put_out(const Job& job, u32 base, const float (&sum)[SUMS], i64 row, int first, float upper, float lower) {
+  int lane = threadIdx.x % 32;
+  float* out = job.out + ((i64)blockIdx.y * job.rows + row) * job.columns + first + lane % 4 * 2;
+  bool above = row < job.rows, below = row + 8 < job.rows;
+#pragma unroll
+  for (int i = 0; i < SUMS; i += 4) {
+    int n = i * 2 + lane % 4 * 2;
+    float a, b, c, d;
+    load_two(a, b, base + FACTORS + n * 4);
+    load_two(c, d, base + BIAS + n * 4);
+    if (first + n + 2 > job.columns) continue;
+    if (above) store_two(out + i * 2, fmaf(sum[i], upper * a, c), fmaf(sum[i + 1], upper * b, d));
+    if (below) store_two(out + 8 * job.columns + i * 2, fmaf(sum[i + 2], lower * a, c), fmaf(sum[i + 3], lower * b, d));
+  }
+}
+INLINE void consume(const Job& job, u32 base) {
+  u32 tiles = (u32)job.tiles, tile = blockIdx.x % tiles, step = gridDim.x / tiles;
+  int half = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row = half * 64 + warp * 16 + lane / 4;
+  mark_wait(base + BARRIERS + STAGES * 16, 0);
+  int s = 0;
+  for (i64 block = blockIdx.x / tiles; block < job.blocks; block += step) {
+    const float* factors = job.x_factors + ((i64)blockIdx.y * job.blocks + block) * TM + row;
+    float sum[SUMS], part[SUMS], upper = factors[0], lower = factors[8];
+#pragma unroll
+    for (int slice = 0; slice < SLICES; slice++, s++) {
+      int slot = s % STAGES;
+      u32 bar = base + BARRIERS + slot * 16;
+      u64 left = operand(base + slot * 2 * LEFT_BYTES + half * 8192), right = operand(base + MATRIX + slice * 2 * RIGHT_BYTES);
+      constexpr int REST = INNER % DEPTH ? (INNER % DEPTH + 15) / 16 : 4;
+      int steps = slice == SLICES - 1 ? REST : 4;
+      mark_wait(bar, s / STAGES & 1);
+      products_begin();
+#pragma unroll
+      for (int k = 0; k < steps; k++) {
+        MULTIPLY(part, left + 2 * k, right + (RIGHT_BYTES >> 4) + 2 * k, k > 0);
+        MULTIPLY(part, left + (LEFT_BYTES >> 4) + 2 * k, right + 2 * k, true);
+      }
+#pragma unroll
+      for (int k = 0; k < steps; k++) MULTIPLY(part, left + 2 * k, right + 2 * k, true);
+      products_commit();
+      products_wait<0>();
+      if (lane == 0) mark_arrive(bar + 8);
+#pragma unroll
+      for (int i = 0; i < SUMS; i++) sum[i] = slice ? sum[i] + part[i] : part[i];
+    }
+    put_out(job, base, sum, block * TM + row, (int)(tile * TN), upper, lower);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1) rows_times(const __grid_constant__ Job job) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  u32 base = (shared_address(memory) + 1023) & ~1023u, tile = blockIdx.x % (u32)job.tiles;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      mark_init(base + BARRIERS + i * 16, 1);
+      mark_init(base + BARRIERS + i * 16 + 8, 8);
+    }
+    mark_init(base + BARRIERS + STAGES * 16, 1);
+    mark_fence();
+  }
+  for (int n = threadIdx.x; n < TN; n += 384) {
+    i64 column = tile * TN + n;
+    store_float(base + FACTORS + n * 4, job.factors[(blockIdx.y * job.tiles + tile) * TN + n]);
+    store_float(base + BIAS + n * 4, job.bias && column < job.columns ? job.bias[blockIdx.y * job.bias_member + column] : 0.0f);
+  }
+  __syncthreads();
+  if (threadIdx.x >= 256) {
+    registers_down<24>();
+    if (threadIdx.x == 256) fetch(job, base);
+  } else {
+    registers_up<240>();
+    consume(job, base);
+  }
+}

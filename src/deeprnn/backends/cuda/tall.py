@@ -1,0 +1,195 @@
+"""Sums of outer products over many rows on Hopper's tensor cores, as accurate as fp32 and split while loading.
+
+Σ_r left[r, m] right[r, n], where the left side is several matrices side by side and the right side one: every
+gradient of a transition's weights, of the input's weights and of the biases (a column of ones). tall.cu explains the
+arithmetic. Here the sums are cut into tiles of 128 x TN and the rows into parts, so that all processors have about as
+much to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda.driver import Kernel
+from deeprnn.backends.cuda.launch import device_of
+
+ROWS, WIDTH = 64, 128  # rows of a block, columns of the left side a tile: as in tall.cu
+MOST_TILES, MOST_MATRICES, MOST_OUTS = 200, 9, 24  # as in tall.cu
+TILES = range(64, 201, 8)  # columns of the right side a tile may have
+
+
+class Left(NamedTuple):
+    """A matrix of the left side: (P, T, B, width), or None for a column of ones."""
+
+    x: Tensor | None
+    first: Tensor | None = None  # where its rows are previous states, h0 (P, B, width)
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return 1 if self.x is None else self.x.shape[-1]
+
+
+class Wanted(NamedTuple):
+    """A block of sums: columns of the left side against columns of the right side."""
+
+    left: int
+    left_end: int
+    right: int
+    right_end: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is dealt out."""
+
+    columns: int  # TN
+    splits: int  # parts of the rows
+    each: int  # blocks of rows in a part
+    tiles: tuple[tuple[int, int], ...]  # first column of either side
+
+
+@lru_cache(maxsize=256)
+def cut(wanted: tuple[Wanted, ...], rows: int, members: int, processors: int) -> Cut | None:
+    """The cheapest way: the busiest processor's rows times the width of its tiles. None where nothing fits."""
+    best, best_cost, blocks = None, float("inf"), -(-rows // ROWS)
+    for columns in TILES:
+        for apart in (False, True):
+            tiles = _tiles(wanted, columns, apart)
+            if len(tiles) > MOST_TILES:
+                continue
+            for splits in range(1, max(1, min(64, blocks // 3)) + 1):
+                each = -(-blocks // splits)
+                waves = -(-len(tiles) * members * splits // processors)
+                # Measured on an H200, in blocks of rows times columns: a part begins and ends with some waiting.
+                cost = waves * (each * (columns + 40) + 500)
+                if cost < best_cost and each * (splits - 1) < blocks:
+                    best, best_cost = Cut(columns, splits, each, tuple(tiles)), cost
+    return best
+
+
+def _tiles(wanted: Sequence[Wanted], columns: int, apart: bool) -> list[tuple[int, int]]:
+    """First columns of every tile that holds a wanted sum, in eights; `apart`: new tiles begin with each matrix."""
+    starts = sorted({w.left // 8 * 8 for w in wanted}) if apart else [0]
+    ends = [*starts[1:], max(w.left_end for w in wanted)]
+    tiles = []
+    for start, end in zip(starts, ends, strict=True):
+        for m in range(start, end, WIDTH):
+            stop = m + WIDTH if m + WIDTH < end else max(end, -(-end // 8) * 8)
+            needed = sorted((w.right, w.right_end) for w in wanted if w.left < stop and w.left_end > m)
+            done = 0
+            for right, right_end in needed:
+                n = max(right // 8 * 8, done)
+                while n < right_end:
+                    tiles.append((m, n))
+                    n += columns
+                done = max(done, n)
+    return tiles
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("first", ctypes.c_void_p),
+        ("width", ctypes.c_int64),
+        ("start", ctypes.c_int64),
+    )
+
+
+class _Out(ctypes.Structure):
+    _fields_ = (
+        ("at", ctypes.c_void_p),
+        *((n, ctypes.c_int64) for n in ("left", "left_end", "right", "right_end")),
+    )
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("matrices", _Matrix * MOST_MATRICES),
+        *((n, ctypes.c_void_p) for n in ("reset", "parts", "scales", "partial")),
+        *((n, ctypes.c_int64) for n in ("reset_member", "rows", "batch", "columns", "blocks")),
+        *((n, ctypes.c_int64) for n in ("each", "tiles", "splits", "low", "matrix_count")),
+        ("outs", _Out * MOST_OUTS),
+        ("out_count", ctypes.c_int64),
+        ("tile", ctypes.c_int32 * 2 * MOST_TILES),
+    )
+
+
+def multiply_macro(columns: int) -> str:
+    """The product of a warpgroup, 64 x columns sums of 16 terms: every register is an operand of its own."""
+    n = columns // 2
+    sums = ", ".join(f"%{i}" for i in range(n))
+    outs = ", ".join(f'"+f"((d)[{i}])' for i in range(n))
+    return (
+        f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{n + 2}, 0; '
+        f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16 "
+        f'{{{sums}}}, %{n}, %{n + 1}, p, 1, 1, 0, 0;}}" : {outs} : "l"(a), "l"(b), "r"((int)(add)))'
+    )
+
+
+def macros(columns: int) -> dict[str, str]:
+    """What tall.cu must be told."""
+    return {"TN": str(columns), "MULTIPLY(d, a, b, add)": multiply_macro(columns)}
+
+
+def shared(columns: int) -> int:
+    """Bytes of shared memory of a block of `outer`."""
+    stages = 2 if columns > 160 else 3
+    return stages * ((WIDTH + columns) * (ROWS * 4 + 8) + 16) + 1024
+
+
+@lru_cache(maxsize=64)
+def kernels(columns: int, device: int) -> tuple[Kernel, Kernel, Kernel]:
+    """`split_columns`, `outer` and `collect`."""
+    code = nvrtc.cubin("tall.cu", macros(columns), "sm_90a")
+    outer = Kernel(code, "outer", device, shared(columns))
+    return Kernel(code, "split_columns", device), outer, Kernel(code, "collect", device)
+
+
+def outer_sums(
+    left: Sequence[Left], right: Tensor, reset: Tensor | None, wanted: Sequence[Wanted]
+) -> list[Tensor]:
+    """For each wanted block its sums (P, right columns, left columns); right is (P, T, B, width)."""
+    members, steps, batch, width = right.shape
+    device, rows = right.device, steps * batch
+    plan = cut(tuple(wanted), rows, members, device_of(device.index).processors)
+    assert plan is not None
+    outs = [right.new_empty(members, w.right_end - w.right, w.left_end - w.left) for w in wanted]
+    offset = -(-sum(x.width for x in left) // 8) * 8  # where the right side begins
+    job = _Job()
+    job.columns, job.blocks = offset + -(-width // 8) * 8, -(-rows // ROWS)
+    count = members * job.blocks * job.columns
+    # The last tile may read beyond the last column: what it finds there goes nowhere.
+    parts = torch.empty((2 * count + max(TILES)) * ROWS, dtype=torch.float16, device=device)
+    scales = right.new_empty(count + max(TILES))
+    partial = right.new_empty(members, len(plan.tiles) * plan.splits, plan.columns, WIDTH)
+    start = 0
+    for i, (x, first) in enumerate(left):
+        pointers = (None if t is None else t.data_ptr() for t in (x, first))
+        job.matrices[i] = _Matrix(*pointers, left[i].width, start)
+        start += left[i].width
+    job.matrices[len(left)] = _Matrix(right.data_ptr(), None, width, offset)
+    job.matrix_count, job.low = len(left) + 1, count * ROWS * 2
+    job.parts, job.scales, job.partial = parts.data_ptr(), scales.data_ptr(), partial.data_ptr()
+    if reset is not None:
+        job.reset, job.reset_member = reset.data_ptr(), rows if reset.dim() == 3 else 0
+    job.rows, job.batch, job.each = rows, batch, plan.each
+    job.tiles, job.splits, job.out_count = len(plan.tiles), plan.splits, len(outs)
+    for i, (out, w) in enumerate(zip(outs, wanted, strict=True)):
+        job.outs[i] = _Out(out.data_ptr(), w.left, w.left_end, offset + w.right, offset + w.right_end)
+    for i, (m, n) in enumerate(plan.tiles):
+        job.tile[i][0], job.tile[i][1] = m, offset + n
+    split, outer, collect = kernels(plan.columns, device.index)
+    split.launch(job.blocks * -(-job.columns // 128), 128, [job], device, rows=members)
+    outer.launch(len(plan.tiles) * plan.splits, 384, [job], device, rows=members)
+    per = plan.columns * WIDTH // 4
+    collect.launch(-(-len(plan.tiles) * per // 256), 256, [job], device, rows=members)
+    return outs

@@ -1,0 +1,318 @@
+"""The kernels of Hopper's warpgroup products: how work is cut, the sources emulated, and the real thing on a GPU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from deeprnn.backends import TransitionSpec, cuda, gradients, reference, unroll_input
+from deeprnn.backends.cuda import entering, planning, products, rows, tall
+from tests.backends.hopper_emulation import Blocks, needs_half
+
+GPU = pytest.mark.gpu
+W = tall.Wanted
+DTS = (W(0, 400, 0, 800), W(400, 800, 400, 800))
+
+
+# ---- how work is cut
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        DTS,
+        (W(0, 88, 0, 800), W(88, 89, 0, 800)),
+        (W(0, 200, 0, 200), W(0, 200, 400, 600), W(200, 300, 203, 330), W(300, 431, 330, 531)),
+        (W(0, 65, 0, 65),),
+    ],
+)
+@pytest.mark.parametrize("count", [130, 3200, 51200])
+@pytest.mark.parametrize("members", [1, 5])
+def test_every_sum_lies_in_a_tile_and_every_row_in_a_part(wanted, count, members):
+    plan = tall.cut(wanted, count, members, 132)
+    assert plan is not None
+    blocks = -(-count // tall.ROWS)
+    assert (plan.splits - 1) * plan.each < blocks <= plan.splits * plan.each
+    covered = torch.zeros(1000, 1000, dtype=torch.bool)
+    for m, n in plan.tiles:
+        assert m % 8 == n % 8 == plan.columns % 8 == 0  # as the parts are swizzled
+        covered[m : m + tall.WIDTH, n : n + plan.columns] = True
+    for w in wanted:
+        assert covered[w.left : w.left_end, w.right : w.right_end].all()
+
+
+def test_the_transition_of_the_paper_keeps_every_processor_busy():
+    whole = (W(0, 400, 0, 800), W(489, 889, 400, 800), W(400, 488, 0, 800), W(488, 489, 0, 800))
+    for wanted in (DTS, whole):
+        plan = tall.cut(wanted, 51200, 1, 132)
+        assert plan is not None
+        assert len(plan.tiles) * plan.splits == 132
+
+
+def test_tiles_of_a_matrix_are_even():
+    for columns in (8, 64, 88, 136, 137, 400, 800, 1000):
+        for widest in (rows.WIDEST, rows.WIDEST_SHORT):
+            width = rows.tile_width(columns, widest)
+            assert width % 8 == 0
+            assert width <= widest
+            assert -(-columns // width) == -(-columns // widest)
+
+
+def test_shared_memory_suffices_for_every_tile():
+    assert all(tall.shared(columns) <= planning.SHARED_LIMIT for columns in tall.TILES)
+    assert rows.shared(rows.WIDEST_SHORT, rows.SHORT) <= planning.SHARED_LIMIT
+    assert rows.shared(rows.WIDEST, 10**4) <= planning.SHARED_LIMIT
+
+
+# ---- the sources, emulated
+
+
+@pytest.fixture
+def emulated(monkeypatch, tmp_path):
+    """Both modules with kernels compiled for the CPU and few processors."""
+    needs_half()
+
+    @lru_cache
+    def tall_kernels(columns, device):
+        shared = {"split_columns": 2 * 128 * 128, "outer": tall.shared(columns), "collect": 0}
+        return [Blocks(tmp_path, "tall.cu", n, tall.macros(columns), b) for n, b in shared.items()]
+
+    @lru_cache
+    def row_kernels(width, inner, device):
+        short = inner <= rows.SHORT
+        names = ("split_matrix", "split_rows", "rows_times") if short else ("split_matrix", "rows_times")
+        given = rows.macros(width, inner), rows.shared(width, inner)
+        return {n: Blocks(tmp_path, "entry.cu" if short else "rows.cu", n, *given) for n in names}
+
+    monkeypatch.setattr(tall, "kernels", tall_kernels)
+    monkeypatch.setattr(rows, "kernels", row_kernels)
+    for module in (tall, rows):
+        monkeypatch.setattr(module, "device_of", lambda index: planning.Device(processors=4))
+    tall.cut.cache_clear()
+    yield
+    tall.cut.cache_clear()
+
+
+def sums_and_truth(steps, batch, members, width, right, reset, device="cpu"):
+    """What `outer_sums` finds and the same in float64: previous states, inputs, ones; columns of every size."""
+    scale = 10.0 ** torch.randint(-6, 6, (right,), device=device)
+    d = torch.randn(members, steps, batch, right, device=device) * scale
+    d[..., 3] = 0
+    d[:, : steps // 2, :, 4] = 0
+    d[:, steps // 2 :, :, 5:8] *= 1e6
+    h, x = (torch.rand(members, steps, batch, n, device=device) for n in (width, 7))
+    h0 = torch.randn(members, batch, width, device=device)
+    marks = torch.rand(members, steps, batch, device=device) < 0.2 if reset else None
+    wanted = (W(0, width, 0, right), W(width, width + 7, 8, right), W(width + 7, width + 8, 0, right))
+    found = tall.outer_sums([tall.Left(h, h0), tall.Left(x), tall.Left(None)], d, marks, wanted)
+    before = gradients.previous_states(h, h0, marks).double()
+    sides = (before, x.double(), torch.ones_like(x[..., :1]).double())
+    truth, sizes = [], []
+    for w, side in zip(wanted, sides, strict=True):
+        own = d[..., w.right : w.right_end].double().flatten(1, 2).mT
+        truth.append(own @ side.flatten(1, 2))
+        sizes.append(own.abs() @ side.flatten(1, 2).abs())
+    return found, truth, sizes
+
+
+@pytest.mark.parametrize(("columns", "right", "reset"), [(168, 171, True), (64, 100, False)])
+def test_emulated_sums_over_rows(columns, right, reset, emulated, monkeypatch):
+    monkeypatch.setattr(tall, "TILES", range(columns, columns + 1))
+    found, truth, sizes = sums_and_truth(13, 11, 1 if reset else 2, 20, right, reset)
+    for f, t, s in zip(found, truth, sizes, strict=True):
+        assert float(((f - t).abs() / s.clamp_min(1e-30)).max()) < 3e-7
+
+
+@pytest.mark.parametrize(
+    ("count", "inner", "columns", "turned"), [(150, 88, 72, False), (140, 140, 24, True)]
+)
+def test_emulated_rows_times_a_matrix(count, inner, columns, turned, emulated):
+    x = torch.randn(2, count, inner) * 10.0 ** torch.randint(-6, 6, (count, 1))
+    x[:, 5] = 0
+    x[:, 6, :70] = 0
+    x[:, 7, 70:] *= 1e9
+    matrix = torch.randn(2, columns, inner) * 10.0 ** torch.randint(-3, 3, (columns, 1))
+    matrix = matrix.mT.contiguous().mT if turned else matrix
+    bias = None if turned else torch.randn(2, columns)
+    found = rows.rows_times(x, matrix, bias)
+    truth, size = x.double() @ matrix.double().mT, x.double().abs() @ matrix.double().abs().mT
+    if bias is not None:
+        truth, size = truth + bias.double().unsqueeze(1), size + bias.abs().unsqueeze(1)
+    assert float(((found - truth).abs() / size.clamp_min(1e-30)).max()) < 3e-7
+
+
+# ---- the input's product in one with the loop
+
+SPEC = TransitionSpec((12, 8), ("sigmoid", "tanh"), (False, True))
+
+
+def plainly(monkeypatch):
+    """The kernels' places taken by plain operations, so that what remains is which is called with what."""
+
+    def rows_times(x, matrix, bias=None):
+        y = x @ matrix.mT
+        return y if bias is None else y + bias.unsqueeze(1)
+
+    def outer_sums(left, right, reset, wanted):
+        sides = []
+        for x, h0 in left:
+            side = right.new_ones(*right.shape[:-1], 1) if x is None else x
+            sides.append(side if h0 is None else gradients.previous_states(side, h0, reset))
+        whole = right.flatten(1, 2).mT @ torch.cat(sides, -1).flatten(1, 2)
+        return [whole[:, w.right : w.right_end, w.left : w.left_end] for w in wanted]
+
+    def forward(A, h0, W, S, reset, *text):
+        return reference.unroll(A, h0, W, S, SPEC, reset)
+
+    def backward(dh, dz, h, z, h0, W, S, reset, *text):
+        A = torch.zeros(*h.shape[:-1], 20, dtype=h.dtype)  # its value at the outputs: φ⁻¹ of what was found
+        below = gradients.previous_states(h, h0, reset)
+        A[..., :12] = torch.logit(z) - below @ W[0].mT
+        A[..., 12:] = torch.atanh(h) - z @ W[1].mT - below @ S[0].mT
+        with torch.enable_grad():
+            leaves = [A.requires_grad_(), h0.detach().requires_grad_()]
+            outputs = reference.unroll(leaves[0], leaves[1], W, S, SPEC, reset)
+            pairs = [(y, d) for y, d in zip(outputs, (dh, dz), strict=True) if d is not None]
+            return torch.autograd.grad([y for y, _ in pairs], leaves, [d for _, d in pairs])
+
+    monkeypatch.setattr(rows, "rows_times", rows_times)
+    monkeypatch.setattr(tall, "outer_sums", outer_sums)
+    monkeypatch.setattr(cuda, "_forward", forward)
+    monkeypatch.setattr(cuda, "_backward", backward)
+    monkeypatch.setattr(cuda, "unroll_cuda", forward)
+    monkeypatch.setattr(cuda, "_plain", lambda *tensors: True)
+
+
+def given(biased=True) -> list[Any]:
+    """x, weight, bias, h0, W1, W2, S2 in float64."""
+    shapes = ((7, 3, 8), (20, 8), (20,), (3, 8), (12, 8), (8, 12), (8, 8))
+    found = [0.3 * torch.randn(s, dtype=torch.float64) for s in shapes]
+    return [t.requires_grad_() if biased or i != 2 else None for i, t in enumerate(found)]
+
+
+def by_entering(x, weight, bias, h0, W1, W2, S2, reset=None):
+    return entering.unroll(x, weight, bias, h0, [W1, W2], [S2], SPEC, reset, "fp32")
+
+
+def by_reference(x, weight, bias, h0, W1, W2, S2, reset=None):
+    return reference.unroll(F.linear(x, weight, bias), h0, [W1, W2], [S2], SPEC, reset)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("only", [None, "x", "weights", "h alone"])
+@pytest.mark.parametrize("marked", [False, True])
+def test_all_gradients_of_the_input_and_the_loop(biased, only, marked, monkeypatch):
+    plainly(monkeypatch)
+    tensors = given(biased)
+    for i, t in enumerate(tensors):
+        if t is not None and only in ("x", "weights"):
+            t.requires_grad_((i == 0) == (only == "x"))
+    leaves = [t for t in tensors if t is not None and t.requires_grad]
+    reset = torch.rand(7, 3) < 0.3 if marked else None
+    upstream = [torch.randn(7, 3, n, dtype=torch.float64) for n in (8, 12)][: 1 if only == "h alone" else 2]
+    results = []
+    for function in (by_entering, by_reference):
+        outputs = function(*tensors, reset=reset)[: len(upstream)]
+        results.append([*outputs, *torch.autograd.grad(outputs, leaves, upstream)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_second_derivative_of_the_input_and_the_loop(monkeypatch):
+    plainly(monkeypatch)
+    assert torch.autograd.gradgradcheck(by_entering, given())
+
+
+def test_only_many_rows_of_plain_fp32_on_a_gpu_are_taken_over(monkeypatch):
+    spec = TransitionSpec((400, 400), ("sigmoid", "sigmoid"), (False, True))
+    x, weight = torch.zeros(100, 64, 88), torch.zeros(800, 88)
+    assert not entering.serves(x, (weight, None), spec)
+    monkeypatch.setattr(products, "hopper", lambda device: True)
+    monkeypatch.setattr(entering, "DEVICE", "cpu")
+    monkeypatch.setattr(cuda, "DEVICE", "cpu")
+    assert entering.serves(x, (weight, None), spec)
+    assert not entering.serves(x[:3], (weight,), spec)
+    assert not entering.serves(x.double(), (weight,), spec)
+    assert not entering.serves(x, (weight.double(),), spec)
+    assert not entering.serves(x.transpose(0, 1), (weight,), spec)
+    assert not entering.serves(torch.zeros(100, 64, 87), (weight,), spec)
+    assert not entering.serves(x, (weight,), TransitionSpec((400, 20), ("sigmoid", "sigmoid"), (False, True)))
+    with torch.autocast("cpu"):
+        assert not entering.serves(x, (weight,), spec)
+    seen = []
+    torch.func.vmap(lambda w: seen.append(entering.serves(x, (w,), spec)) or w)(torch.zeros(2, 800, 88))
+    assert seen == [False]
+
+
+def test_without_a_gpu_the_product_and_the_loop_are_apart():
+    tensors = given()
+    x, weight, bias, h0, W1, W2, S2 = tensors
+    for found, expected in zip(
+        unroll_input(x, weight, bias, h0, [W1, W2], [S2], SPEC), by_reference(*tensors), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+# ---- on a GPU
+
+
+@GPU
+@pytest.mark.parametrize(
+    ("steps", "batch", "members", "width", "right"),
+    [(40, 32, 1, 64, 128), (70, 33, 2, 201, 331), (200, 64, 1, 400, 800), (3, 50, 3, 100, 77)],
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_sums_over_rows_are_as_accurate_as_fp32(steps, batch, members, width, right, reset):
+    found, truth, sizes = sums_and_truth(steps, batch, members, width, right, reset, "cuda")
+    for f, t, s in zip(found, truth, sizes, strict=True):
+        assert float(((f - t).abs() / s.clamp_min(1e-30)).max()) < 1e-6
+
+
+@GPU
+def test_the_same_sums_twice_are_the_same_bits():
+    d, h, h0 = (torch.randn(1, *s, device="cuda") for s in ((200, 64, 800), (200, 64, 400), (64, 400)))
+    one, other = (tall.outer_sums([tall.Left(h, h0)], d, None, [W(0, 400, 0, 800)])[0] for _ in range(2))
+    assert torch.equal(one, other)
+
+
+@GPU
+@pytest.mark.parametrize(
+    ("count", "inner", "columns"), [(4480, 88, 800), (2311, 100, 404), (130, 8, 64), (3000, 800, 88)]
+)
+def test_rows_times_a_matrix_is_as_accurate_as_fp32(count, inner, columns):
+    x = torch.randn(2, count, inner, device="cuda") * 10.0 ** torch.randint(-6, 6, (count, 1), device="cuda")
+    matrix, bias = torch.randn(2, columns, inner, device="cuda"), torch.randn(2, columns, device="cuda")
+    for added in (None, bias):
+        found = rows.rows_times(x, matrix, added)
+        truth, size = x.double() @ matrix.double().mT, x.double().abs() @ matrix.double().abs().mT
+        if added is not None:
+            truth, size = truth + added.double().unsqueeze(1), size + added.abs().double().unsqueeze(1)
+        assert float(((found - truth).abs() / size).max()) < 1e-6
+
+
+@GPU
+@pytest.mark.parametrize("backend", ["auto", "cuda"])
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_layer_with_the_product_of_its_input(backend, marked):
+    spec = TransitionSpec((400, 200), ("sigmoid", "tanh"), (False, True))
+    shapes = ((40, 64, 88), (600, 88), (600,), (64, 200), (400, 200), (200, 400), (200, 200))
+    scales = (1, 0.1, 0.1, 1, 0.05, 0.05, 0.05)
+    leaves = [
+        (torch.randn(s, device="cuda") * c).requires_grad_() for s, c in zip(shapes, scales, strict=True)
+    ]
+    reset = torch.rand(40, 64, device="cuda") < 0.05 if marked else None
+    x, weight, bias, h0, W1, W2, S2 = leaves
+    assert entering.serves(x, leaves[1:], spec)
+    upstream = [torch.randn(40, 64, n, device="cuda") for n in (200, 400)]
+    outputs = unroll_input(x, weight, bias, h0, [W1, W2], [S2], spec, reset, backend)
+    found = [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    x, weight, bias, h0, W1, W2, S2 = wide
+    outputs = reference.unroll(F.linear(x, weight, bias), h0, [W1, W2], [S2], spec, reset)
+    truth = [*outputs, *torch.autograd.grad(outputs, wide, [u.double() for u in upstream])]
+    for f, t in zip(found, truth, strict=True):
+        assert float((f - t).norm() / t.norm()) < 1e-5
