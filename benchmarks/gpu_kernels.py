@@ -68,12 +68,12 @@ def compile_one(job):
     """Compile one kernel into the cache; runs without a GPU."""
     from deeprnn.backends.cuda import nvrtc
     from deeprnn.backends.cuda.launch import SOURCES
-    from deeprnn.backends.cuda.planning import macros
+    from deeprnn.backends.cuda.planning import Device, macros
 
-    plan, ring, reset, mid, arch = job
+    plan, ring, reset, mid = job
     started = time.perf_counter()
     try:
-        nvrtc.cubin(SOURCES[plan.path], macros(plan, ring, reset, mid), arch)
+        nvrtc.cubin(SOURCES[plan.path], macros(plan, ring, reset, mid), plan.arch(Device()))
     except nvrtc.CompileError as error:
         return str(error)[-1500:], 0.0
     return None, time.perf_counter() - started
@@ -85,11 +85,11 @@ def compile_jobs():
 
     from deeprnn.backends.cuda import planning as P
 
-    jobs = {(p, ring, False, False, "sm_90") for _, _, _, ring, p in sweep_plans()}
+    jobs = {(p, ring, False, False) for _, _, _, ring, p in sweep_plans()}
 
     def add(case, backward, plan):
         mid = backward and case.z_gradient and len(case.sizes) > 1
-        jobs.add((plan, P.ring(case.spec, backward), case.reset, mid, "sm_90"))
+        jobs.add((plan, P.ring(case.spec, backward), case.reset, mid))
 
     for backward in (False, True):
         for case in check_cases():
@@ -108,7 +108,7 @@ def compile_jobs():
             P.REGISTERS.update(saved)
         for spec, (batch, members) in itertools.product((dts(), rnn(600), rnn(200)), WHOLE):
             plan = P.make_plan(spec, batch, members, False, backward, P.Device())
-            jobs.add((plan, P.ring(spec, backward), False, False, "sm_90"))
+            jobs.add((plan, P.ring(spec, backward), False, False))
     return jobs
 
 

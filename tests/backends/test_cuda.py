@@ -138,6 +138,14 @@ MMA_TESTS = [
     *((shape, LEVEL, "registers") for shape in ((7, 2, 4, 21, 3), (13, 1, 4, 12, 2), (9, 2, 3, 20, 5))),
     ((7, 2, 4, 16, 2), dataclasses.replace(LEVEL, population=2, reset=False), "shared memory"),
     ((13, 1, 4, 9, 3), SHALLOW, "registers"),
+    ((7, 2, 4, 21, 3), WIDE, "registers"),  # streams of layers of unequal width
+    # Tiles stored by the lanes instead of through L2; eight finishers.
+    *(
+        (shape, WIDE, "registers")
+        for shape in ((8, 2, 4, 8, 1, False), (9, 1, 4, 21, 3, False), (8, 1, 8, 5, 1, False))
+    ),
+    *((shape, WIDE, "registers") for shape in ((8, 2, 4, 8, 1, True, 8), (5, 1, 8, 21, 3, True, 8))),
+    ((4, 2, 4, 12, 1, False), SHALLOW, "registers"),
 ]
 
 

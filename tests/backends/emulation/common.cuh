@@ -27,7 +27,7 @@ using std::min;
 
 struct Index { u32 x; };
 struct Gate { int waiting = 0; u64 turn = 0; };                     // a barrier
-struct Bytes { int arrivals = 1; i64 expected = 0; u32 phase = 0; };  // an mbarrier
+struct Bytes { int count = 1, arrivals = 1; i64 expected = 0; u32 phase = 0; };  // an mbarrier
 struct Fibre { ucontext_t context; Index thread, block; int rank, warp, lane; bool done = false; std::vector<char> stack; };
 struct Warp { Gate gate; u32 words[2][32][8]; };
 struct Machine {
@@ -116,10 +116,17 @@ INLINE void store_shared(u32 address, float x) { memcpy(at(address, 4), &x, 4); 
 INLINE void load_words(u32 (&x)[4], u32 address) { memcpy(x, at(address, 16), 16); }
 INLINE void touch(const float* p) { volatile float read = *p; (void)read; }
 INLINE void store_words(u32 address, u32 a, u32 b, u32 c, u32 d) { u32 w[4] = {a, b, c, d}; memcpy(at(address, 16), w, 16); }
-INLINE void barrier_init(u32 bar) { machine.bytes[bar] = Bytes(); at(bar, 8); }
+INLINE void barrier_init(u32 bar, int count = 1) { machine.bytes[bar] = {count, count}; at(bar, 8); }
 INLINE void barrier_fence() {}
+// Copies to the blocks of a cluster read their source late, and arrive in any order; those out of a block are done
+// when they are waited for.
+struct Copy { u32 to; const u8* from; u32 bytes, bar; };
+struct Out { Fibre* by; u8* to; u32 from, bytes; };
+static std::vector<Copy> under_way;
+static std::vector<Out> leaving_copies;
+INLINE void carry();
 INLINE void settle(Bytes& b) {
-  if (b.arrivals == 0 && b.expected == 0) { b.phase ^= 1; b.arrivals = 1; machine.idle = 0; }
+  if (b.arrivals == 0 && b.expected == 0) { b.phase ^= 1; b.arrivals = b.count; machine.idle = 0; }
 }
 INLINE void barrier_expect(u32 bar, u32 n) {
   Bytes& b = machine.bytes.at(bar);
@@ -127,13 +134,47 @@ INLINE void barrier_expect(u32 bar, u32 n) {
   if (--b.arrivals < 0) fail("a barrier was armed twice in one phase");
   settle(b);
 }
+INLINE void barrier_arrive(u32 bar) { barrier_expect(bar, 0); }
 INLINE void barrier_wait(u32 bar, u32 phase) {
-  while (machine.bytes.at(bar).phase == phase) yield();
+  while (machine.bytes.at(bar).phase == phase) { carry(); yield(); }
   __syncwarp();
 }
 INLINE void arrive(u32 bar, int n) { Bytes& b = machine.bytes.at(bar); b.expected -= n; settle(b); }
 INLINE void send(u32 address, float value, u32 bar) { memcpy(at(address, 4, false), &value, 4); arrive(bar, 4); }
 INLINE void send4(u32 address, const u32 (&v)[4], u32 bar) { memcpy(at(address, 16, false), v, 16); arrive(bar, 16); }
+
+INLINE void copy_out(void* to, u32 from, u32 bytes) {
+  for (u32 i = 0; i < bytes; i += 16) at(from + i, 16);
+  if (bytes == 0 || bytes % 16 || (size_t)to % 16) fail("a copy is of no bytes, not of 16, or misaligned");
+  leaving_copies.push_back({machine.now, (u8*)to, from, bytes});
+}
+INLINE void copies_out_wait() {
+  std::vector<Out> others;
+  for (Out& c : leaving_copies)
+    if (c.by == machine.now) memcpy(c.to, at(c.from, 16), c.bytes);
+    else others.push_back(c);
+  leaving_copies = others;
+}
+template <int BLOCKS> INLINE void copy_round(u32 to, const void* from, u32 bytes, u32 bar) {
+  if (BLOCKS != (int)machine.memory.size()) fail("a copy to other blocks than those of the cluster");
+  for (int d = 0; d < BLOCKS; d++) {
+    for (u32 i = 0; i < bytes; i += 16) at(map_rank(to, d) + i, 16, false);
+    under_way.push_back({map_rank(to, d), (const u8*)from, bytes, map_rank(bar, d)});
+  }
+}
+INLINE void carry() {
+  if (under_way.empty() || machine.random() % 4) return;
+  size_t chosen = machine.random() % under_way.size();
+  Copy c = under_way[chosen];
+  under_way.erase(under_way.begin() + chosen);
+  memcpy(at(c.to, 16, false), c.from, c.bytes);
+  arrive(c.bar, c.bytes);
+  machine.idle = 0;
+}
+INLINE void copy_fence() {}
+INLINE void pin(u8*&, u32&, u32&) {}
+template <int N> INLINE void more_registers() {}
+template <int N> INLINE void fewer_registers() {}
 
 INLINE u32 pack(float x, float y) { return bf16_bits(x) | bf16_bits(y) << 16; }
 INLINE void split(float x, float y, u32& high, u32& low) {

@@ -15,6 +15,8 @@ extern "C" const char* run(const Params* p, int clusters, int cluster, int threa
     machine.gates.clear();
     machine.bytes.clear();
     posted.clear();
+    under_way.clear();
+    leaving_copies.clear();
     machine.memory.assign(cluster, std::vector<unsigned char>(shared, 0xff));   // NaN everywhere
     machine.warps.assign(cluster * threads / 32, Warp());
     for (int i = 0; i < cluster * threads; i++) {
@@ -48,6 +50,7 @@ extern "C" const char* run(const Params* p, int clusters, int cluster, int threa
         if (!f->done) rest.push_back(f);
       left = rest;
     }
+    if (!under_way.empty() || !leaving_copies.empty()) return "a copy was still under way at the end";
   }
   return nullptr;
 }

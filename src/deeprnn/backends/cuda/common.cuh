@@ -10,7 +10,12 @@ typedef unsigned char u8;
 enum Unit { SIGMOID = 0, TANH = 1, RELU = 2, IDENTITY = 3 };
 
 template <int U> INLINE float activate(float x) {
-  if constexpr (U == SIGMOID) return __fdividef(1.0f, 1.0f + __expf(-x));
+  if constexpr (U == SIGMOID) {   // 1 / (1 + 2^(-x log2 e)), without the steps that keep denormal numbers
+    float y;
+    asm("{.reg .f32 e;\nmul.ftz.f32 e, %1, 0fBFB8AA3B;\nex2.approx.ftz.f32 e, e;\nadd.ftz.f32 e, e, 0f3F800000;\n"
+        "rcp.approx.ftz.f32 %0, e;}" : "=f"(y) : "f"(x));
+    return y;
+  }
   if constexpr (U == TANH) return tanhf(x);  // the exact one: exp-based forms lose small arguments
   if constexpr (U == RELU) return x > 0.0f ? x : (x != x ? x : 0.0f);
   return x;
@@ -64,11 +69,14 @@ INLINE u32 map_rank(u32 address, u32 rank) {
 INLINE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-INLINE void barrier_init(u32 bar) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar) : "memory"); }
+INLINE void barrier_init(u32 bar, u32 arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
 INLINE void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 INLINE void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
+INLINE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 // The bytes are counted by complete_tx, as a bulk copy's are, so the default scope (cta) orders what follows;
 // .cluster would add an invalidation of L1 to every wait. All lanes leave together: a warp that stays divided
 // after the loop would run its products twice.
@@ -88,6 +96,24 @@ INLINE void send4(u32 address, const u32 (&v)[4], u32 bar) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
                ::"r"(address), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(bar) : "memory");
 }
+// Have these computed here, and not where they are used.
+INLINE void pin(u8*& a, u32& b, u32& c) { asm volatile("" : "+l"(a), "+r"(b), "+r"(c)); }
+// Copies by the copy engine: a run of shared memory into global memory; from there to the same place of every block of
+// the cluster, where the bytes are counted. What was stored before is seen by it after the fence, which every thread
+// that stored must pass.
+INLINE void copy_out(void* to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;"
+               ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+INLINE void copies_out_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+template <int BLOCKS> INLINE void copy_round(u32 to, const void* from, u32 bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"((unsigned short)((1u << BLOCKS) - 1)) : "memory");
+}
+INLINE void copy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Registers of each thread of this warpgroup from here on (sm_90a).
+template <int N> INLINE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> INLINE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 #endif
 
 // A barrier among N threads of the block, whole warps.

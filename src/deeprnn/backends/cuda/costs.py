@@ -51,34 +51,42 @@ def ffma_cost(
 
 
 def mma_cost(
-    ring: Ring, cluster: int, warps: int, kgroups: int, rows: int, streams: int, parts: int,
-    mine: Sequence[int], rounds: Sequence[int], kept: Sequence[int],
+    ring: Ring, cluster: int, mgroups: int, kgroups: int, finishers: int, rows: int, streams: int,
+    through_l2: bool, parts: int, kept: Sequence[int],
 ) -> float:  # fmt: skip
-    """Cycles per step; least squares over results/bench/h200-sweep.jsonl, most shapes within 6 %, all within 14.
+    """Cycles per step; least squares over results/bench/h200-sweep.jsonl, most shapes within 5 %, all within 12.
 
-    One stream is a chain: products, partial sums (which every finishing warp reads of all its group), unit,
-    sending, receiving. Several streams overlap, and what one warp sends for its group is the longest part.
+    One stream is a chain: product, sums, unit, and the way to the other blocks, which hides the shortcut's
+    product. Several streams overlap until the multiplying warps or the finishers are always busy; which of the
+    three it is shows gradually, hence the fourth powers.
     """
-    ntiles, alone, turns = _up(rows, 8), 0.0, 0.0
+    ntiles, chain, multiplying, finishing = _up(rows, 8), 0.0, 0.0, 0.0
     for s, n in enumerate(ring.sizes):
-        own = [j for j, stage in enumerate(ring.stages) if stage == s]
-        state = sum(rounds[j] for j in own) * ntiles * 4
-        weights = sum(rounds[j] - kept[j] for j in own) * mine[s] * parts * 4
-        issue = _up(warps, 4) * state // 4 * mine[s] * (1 + parts)
+        most = _up(_up(n, 16), cluster)
+        own = _up(most, mgroups) * mgroups
+        work = {
+            True: 0.0,
+            False: 0.0,
+        }  # 9.5 cycles an instruction; weights in shared memory, 128 bytes a cycle
+        for j, (stage, source) in enumerate(zip(ring.stages, ring.sources, strict=True)):
+            if stage == s:
+                inner = _up(ring.sizes[source], 16)
+                apart = max(0, inner - kept[j] * kgroups)
+                critical = source == (s - 1) % len(ring.sizes)
+                work[critical] += own * (9.52 * inner * ntiles * (1 + parts) / 4 + 4 * apart * parts)
         received = _up(n, 16) * rows * 64
-        full, rest = divmod(mine[s] * ntiles, kgroups)
-        share = kgroups // rest if rest else 0  # warps that finish one tile of the last round
-        added = (
-            warps // kgroups * (full * kgroups + share * rest)
-        )  # tiles, once for each warp that adds them up
-        sums = 4 * (added * kgroups + mine[s] * warps * ntiles)
-        sends = full * cluster + (_up(cluster, share) if rest else 0)
-        chain = max(2.4 * issue, warps * (0.97 * state + 1.2 * weights)) + (0 if ring.backward else 85)
-        chain += 627 * (full + (rest > 0)) + 0.065 * received + 1.81 * sums + 16.3 * sends
-        alone += max(chain, exchange_cycles(cluster) + 650)  # small layers: latency, as timed in the kernel
-        turns += 1040 + streams * (1.16 * warps * (state + weights) + 0.0325 * received)
-        turns += streams * 107 * mine[s] * ntiles * cluster / kgroups
-    return alone if streams == 1 else turns
+        away = 198 + 0.029 * received if through_l2 else 0.059 * received
+        away += 16.4 * kgroups + 36 * (finishers - 4)
+        link = 716 + (0 if ring.backward else 56) + work[True] + away + max(0.0, work[False] - away)
+        more = (
+            _up(most * ntiles, finishers) - 1
+        )  # tiles that a finisher has after its first: not measured alone
+        chain += max(link + 400 * more, 1200)  # nor are layers so small that only latency is left
+        multiplying += 466 + work[True] + work[False]
+        finishing += 450 + most * ntiles / finishers * (527 if through_l2 else 1190)
+    if streams == 1:
+        return chain
+    return (chain**4 + (streams * multiplying) ** 4 + (streams * finishing) ** 4) ** 0.25
 
 
 def _up(a: int, b: int) -> int:

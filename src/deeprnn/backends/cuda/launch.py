@@ -33,7 +33,7 @@ def kernel_of(plan: Plan, stages: Ring, has_reset: bool, has_grad_mid: bool, dev
     """The compiled and loaded kernel of a plan."""
     logger.info("deeprnn CUDA kernel, %s: %s", "backward" if stages.backward else "forward", plan.describe())
     defines = macros(plan, stages, has_reset, has_grad_mid)
-    code = nvrtc.cubin(SOURCES[plan.path], defines, device_of(device).arch)
+    code = nvrtc.cubin(SOURCES[plan.path], defines, plan.arch(device_of(device)))
     return Kernel(code, "transition", device, plan.shared, plan.cluster, isinstance(plan, WidePlan))
 
 
@@ -110,6 +110,9 @@ def _launch(
         exchange = torch.zeros(teams * plan.words, dtype=torch.int32, device=device)
         fields += [exchange.data_ptr(), items, share]
         blocks = teams * plan.team
+    elif plan.words:
+        exchange = torch.empty(items * plan.words, dtype=torch.int32, device=device)
+        fields += [exchange.data_ptr(), 0, 0]
     else:
         fields += [0, 0, 0]
     block = (ctypes.c_int64 * len(fields))(*fields)

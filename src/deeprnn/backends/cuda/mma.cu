@@ -2,35 +2,48 @@
 //
 // fp32 numbers are held as two bf16 parts (16 bits of mantissa) and a product is three: high·high, high·low and
 // low·high, summed in fp32; with BF16 the weights have only their high part, the state keeps both. Vectors are
-// cut into tiles of 16 elements, dealt to the blocks of the cluster; a block's warps are MGROUPS x KGROUPS: a
-// warp owns output tiles mg, mg + MGROUPS, ... and multiplies the inner tiles kg, kg + KGROUPS, ...; its group of
-// KGROUPS warps adds up through shared memory, and the group's tiles (16 outputs x 8 batch rows) are dealt to its
-// warps to be finished. A state vector lies in shared memory in the order in which mma.sync wants its second
-// operand, so that a lane reads 16 bytes per tile, and a lane of the epilogue sends 16 bytes of one batch row.
+// cut into tiles of 16 elements, dealt to the blocks of the cluster. A block has two kinds of warps:
+// - MGROUPS x KGROUPS warps multiply: a warp owns output tiles mg, mg + MGROUPS, ... and multiplies the inner tiles
+//   kg, kg + KGROUPS, ...; it leaves its sums in shared memory and goes on to the next task.
+// - FINISHERS warps add the sums of a tile (16 outputs x 8 batch rows) up, apply the unit and send the result to
+//   every block. They have few registers; the multiplying warps, which hold the weights, have theirs.
+// A cluster may serve several STREAMS of ROWS rows each, one after the other in every stage: a task is a stage of
+// one stream, so that one stream multiplies while another is finished and travels.
+// A state vector lies in shared memory in the order in which mma.sync wants its second operand, so that a lane
+// reads 16 bytes per tile, and a lane of a finisher has 16 bytes of one batch row.
 // Batch rows that do not exist are never sent: lanes that would read them read the last one that does.
-// A cluster may serve several STREAMS of ROWS rows each, one after the other in every stage. Then the warps of a
-// group take turns: one finishes a tile, after its products of the next stream, and the others go on meanwhile.
 //
-// Macros: DEPTH SIZES UNITS MATRICES MAT_STAGE MAT_SOURCE MAT_REGS CLUSTER MGROUPS KGROUPS NTILES ROWS STREAMS
-//         BACKWARD HAS_RESET HAS_GRAD_MID BF16 BUFFERS
+// Nothing but the vectors' barriers bounds how far a warp gets ahead. They count the bytes that come from other
+// blocks, and an arrival of each finisher of this one: so whoever has a vector knows that the sums it was made
+// of have been read, and one place for sums a stream suffices.
+//
+// Macros: DEPTH SIZES UNITS MATRICES MAT_STAGE MAT_SOURCE MAT_REGS CLUSTER MGROUPS KGROUPS FINISHERS NTILES ROWS
+//         STREAMS THROUGH_L2 BACKWARD HAS_RESET HAS_GRAD_MID BF16
 #include "common.cuh"
 #include "params.cuh"
 CONST int kept(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }   // inner rounds held in registers
 
-constexpr int WARPS = MGROUPS * KGROUPS, THREADS = 32 * WARPS;
+constexpr int WARPS = MGROUPS * KGROUPS, THREADS = 32 * (WARPS + FINISHERS);
+// Registers are lent between warpgroups (of four warps) where a block has more than two.
+constexpr bool LEND = THREADS > 256 && WARPS % 4 == 0;
+constexpr int EACH = 65536 / THREADS / 8 * 8, FINISHER_REGS = FINISHERS > 4 ? 48 : 56;
+constexpr int MULTIPLIER_REGS = (EACH * (THREADS / 128) - FINISHER_REGS * (FINISHERS / 4)) / up(WARPS, 4) / 8 * 8;
+static_assert(FINISHERS % 4 == 0, "a whole warpgroup");
 constexpr int PARTS = BF16 ? 1 : 2;                                // of a weight
-constexpr int KINDS = NTILES > 2 ? 1 : 3;                 // sums kept apart, so that few tiles still overlap
 constexpr int ENTRY = 16;                                          // bytes of a lane in a state tile: two parts
 constexpr int TAIL = ROWS - 8 * (NTILES - 1);                      // batch rows of the last tile
 CONST int tiles(int s) { return up(size(s), 16); }
 CONST int most(int s) { return up(tiles(s), CLUSTER); }            // output tiles of a block
 CONST int mine(int s) { return up(most(s), MGROUPS); }             // output tiles of a warp
-CONST int work(int s) { return mine(s) * NTILES; }                 // tiles that a group finishes
-constexpr bool TURNS = STREAMS > 1;
-CONST int per_warp(int s) { return TURNS ? 1 : up(work(s), KGROUPS); }   // tiles that a warp finishes
-CONST int full(int s) { return TURNS ? 0 : work(s) / KGROUPS; }    // rounds in which every warp finishes one by itself
-CONST int rest(int s) { return TURNS ? work(s) : work(s) % KGROUPS; }    // tiles of the last round, and the warps of each
-CONST int share(int s, int j) { return TURNS || j < full(s) ? 1 : KGROUPS / rest(s); }
+CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = mine(s) > n ? mine(s) : n; return n; }
+constexpr int KINDS = NTILES > 2 ? 1 : 3;                 // sums kept apart, so that few tiles still overlap
+CONST int work(int s) { return most(s) * NTILES; }                 // tiles that a block finishes in a task
+CONST int per_warp(int s) { return up(work(s), FINISHERS); }       // tiles that a finisher has, at most
+// One stream, stores by every lane: tiles of the last round are finished by several warps, each for some blocks.
+constexpr bool SHARED_OUT = STREAMS == 1 && !THROUGH_L2;
+CONST int full(int s) { return SHARED_OUT ? work(s) / FINISHERS : per_warp(s); }
+CONST int rest(int s) { return SHARED_OUT ? work(s) % FINISHERS : 0; }
+CONST int share(int s, int j) { return j < full(s) ? 1 : FINISHERS / rest(s); }
 CONST int rounds(int j) { return up(tiles(source_of(j)), KGROUPS); }
 // A vector that is read as a shortcut may still be read when its successor arrives: it needs two copies.
 CONST int copies(int s) {
@@ -40,15 +53,26 @@ CONST int copies(int s) {
 }
 CONST int vector_bytes(int s) { return tiles(s) * NTILES * 32 * ENTRY; }
 CONST int vector_offset(int s) {
-  int n = up(16 * DEPTH * STREAMS, 128) * 128;
+  int n = up((16 * DEPTH + 8) * STREAMS, 128) * 128;
   for (int i = 0; i < s; i++) n += STREAMS * copies(i) * vector_bytes(i);
   return n;
 }
-CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = mine(s) > n ? mine(s) : n; return n; }
 constexpr int PARTIAL = vector_offset(DEPTH), PARTIAL_BYTES = widest() * WARPS * NTILES * 512;
+// Finished tiles on their way out: one place for each tile that a finisher has in a task.
+CONST int busiest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = per_warp(s) > n ? per_warp(s) : n; return n; }
+constexpr int LEAVING = PARTIAL + STREAMS * PARTIAL_BYTES, LEAVING_BYTES = THROUGH_L2 ? FINISHERS * busiest() * 512 : 0;
+// The cluster's part of the exchange buffer: a place for each tile of each vector and stream.
+CONST int exchange_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += STREAMS * vector_bytes(i); return n; }
+// Weights that registers cannot hold, round by round; in the last one perhaps only some warps have a tile.
+CONST int sharers(int j, int i) { return i < rounds(j) - 1 ? KGROUPS : tiles(source_of(j)) - i * KGROUPS; }   // of a group
+CONST int round_offset(int j, int i) { return (i - kept(j)) * mine(stage_of(j)) * WARPS * PARTS * 512; }
+CONST int weight_bytes(int j) {
+  return kept(j) == rounds(j) ? 0
+                              : round_offset(j, rounds(j) - 1) + mine(stage_of(j)) * MGROUPS * sharers(j, rounds(j) - 1) * PARTS * 512;
+}
 CONST int weight_offset(int j) {
-  int n = PARTIAL + BUFFERS * PARTIAL_BYTES;
-  for (int i = 0; i < j; i++) n += (rounds(i) - kept(i)) * mine(stage_of(i)) * WARPS * PARTS * 512;
+  int n = LEAVING + LEAVING_BYTES;
+  for (int i = 0; i < j; i++) n += weight_bytes(i);
   return n;
 }
 CONST int reg_offset(int j) {
@@ -56,21 +80,16 @@ CONST int reg_offset(int j) {
   for (int i = 0; i < j; i++) n += mine(stage_of(i)) * kept(i) * PARTS * 4;
   return n;
 }
-CONST int fetched(int s) { return per_warp(s) * 4; }
-// One stream: what is read beside the sums lies in registers a whole step ahead, each stage in its own. Several:
-// it is read when the task begins, and what the next step needs is asked into L2.
-CONST int fetched_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += TURNS ? 0 : fetched(i); return n; }
 constexpr int NREG = reg_offset(MATRICES) > 0 ? reg_offset(MATRICES) : 1;
-constexpr int NFETCH = TURNS ? 4 : fetched_offset(DEPTH);
 
 struct Thread {
   u32 base, rank;
-  int lane, mg, kg;
+  int lane;
+  int mg, kg;       // of a multiplying warp
+  int number, due;  // of a finisher, and of the one that has the first tile of the next task
   i64 member;
+  u8* exchange;     // the cluster's part of the buffer in global memory
   int row0, left;   // first batch row of this cluster, and how many there are from it on
-  int buffer, due;  // of the next task: where its partial sums go, and the first warp to finish a tile (in turns)
-  int held;         // in turns: the tile of the task before that this warp has to finish,
-  u32 held_sums;    // and where its sums lie
 };
 // Batch rows of stream q that exist (perhaps none), and those that are sent: at least one, so that a vector
 // always has bytes to wait for.
@@ -107,9 +126,13 @@ template <int J> INLINE void fragment(const Params& p, const Thread& th, int m, 
     else out[0][i] = pack(x, y);
   }
 }
+template <int J> INLINE u32 weight_at(const Thread& th, int i, int m, int part) {
+  int n = sharers(J, i);
+  return th.base + weight_offset(J) + round_offset(J, i) + (((m * PARTS + part) * MGROUPS + th.mg) * n + th.kg) * 512 + th.lane * 16;
+}
 template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u32 (&reg)[NREG]) {
   if constexpr (J < MATRICES) {
-    constexpr int M = mine(stage_of(J)), KEPT = kept(J), ALL = rounds(J), REG = reg_offset(J), SHARED = weight_offset(J);
+    constexpr int M = mine(stage_of(J)), KEPT = kept(J), ALL = rounds(J), REG = reg_offset(J);
     u32 part[PARTS][4];
 #pragma unroll
     for (int i = 0; i < KEPT; i++)
@@ -128,8 +151,8 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u3
         fragment<J>(p, th, m * MGROUPS + th.mg, i * KGROUPS + th.kg, part);
 #pragma unroll
         for (int q = 0; q < PARTS; q++)
-          store_words(th.base + SHARED + ((((i - KEPT) * M + m) * PARTS + q) * THREADS + threadIdx.x) * 16,
-                      part[q][0], part[q][1], part[q][2], part[q][3]);
+          if (th.kg < sharers(J, i))
+            store_words(weight_at<J>(th, i, m, q), part[q][0], part[q][1], part[q][2], part[q][3]);
       }
     load_matrices<J + 1>(p, th, reg);
   }
@@ -137,7 +160,7 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u3
 
 template <int J, int S> INLINE void product(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step) {
   constexpr int Q = source_of(J), M = mine(S), KEPT = kept(J), ALL = rounds(J);
-  constexpr int REG = reg_offset(J), SHARED = weight_offset(J);
+  constexpr int REG = reg_offset(J);
   u32 vec = vector_of<Q>(th, q, step) + th.lane * ENTRY;
   u32 tail = vec - max(th.lane / 4 - (TAIL - 1), 0) * (4 * ENTRY);   // the same for the last tile
 #pragma unroll
@@ -153,7 +176,7 @@ template <int J, int S> INLINE void product(const Thread& th, const u32 (&reg)[N
 #pragma unroll
             for (int w = 0; w < 4; w++) a[m][q][w] = reg[REG + ((i * M + m) * PARTS + q) * 4 + w];
           } else {
-            load_words(a[m][q], th.base + SHARED + ((((i - KEPT) * M + m) * PARTS + q) * THREADS + threadIdx.x) * 16);
+            load_words(a[m][q], weight_at<J>(th, i, m, q));
           }
         }
 #pragma unroll
@@ -175,19 +198,21 @@ template <int Q> INLINE u32 barrier_of(u32 base, int q, int step) { return base 
 template <int Q> INLINE void await(const Thread& th, int q, int step) {
   if (step >= 0) barrier_wait(barrier_of<Q>(th.base, q, step), (step >> 1) & 1);
 }
+// The sums of stream q are in their place: every multiplying warp arrives.
+INLINE u32 ready_of(u32 base, int q) { return base + (STREAMS * DEPTH * 2 + q) * 8; }
 // Bytes of vector S that arrive in a step: every block of the cluster serves the same batch rows.
 template <int S> INLINE u32 arriving(const Thread& th, int q) { return tiles(S) * 4 * ENTRY * sent_of(th, q); }
+// By a finisher, when all warps have the vector: long before any block can send the one of two steps on.
 template <int S> INLINE void rearm(const Thread& th, int q, int step) {
   int from = S == 0 ? step - 1 : step;
-  if (threadIdx.x == 0 && from >= 0)
+  if (th.number == 0 && th.lane == 0 && from >= 0)
     barrier_expect(barrier_of<before(S)>(th.base, q, from), arriving<before(S)>(th, q));
 }
 template <int S, int J = 0> INLINE void early(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step) {
   if constexpr (J < MATRICES) {
     if constexpr (stage_of(J) == S && source_of(J) != before(S)) {
-      int from = source_of(J) >= S ? step - 1 : step;
-      await<source_of(J)>(th, q, from);
-      product<J>(th, reg, acc, q, from);
+      // No need to wait: the stage after the source's, in which it was critical, has done so.
+      product<J>(th, reg, acc, q, source_of(J) >= S ? step - 1 : step);
     }
     early<S, J + 1>(th, reg, acc, q, step);
   }
@@ -232,18 +257,19 @@ static_assert(2 * NTILES * STREAMS <= 32, "the marks of a lane's columns fill on
 // What lane (g, c) finishes: rows r0, r0+1, r0+8, r0+9 of the tile, r0 = g rounded down to even; column 2c + g % 2.
 INLINE int even_row(const Thread& th) { return th.lane / 4 & ~1; }
 INLINE int column_of(const Thread& th) { return th.lane % 4 * 2 + (th.lane / 4 & 1); }
-// The j-th tile that this warp finishes: output tile `local` of the block, batch tile nt. Where there are fewer
+// The j-th tile that this finisher has: output tile `local` of the block, batch tile nt. Where there are fewer
 // tiles than warps, several finish the same one and `part` says which blocks each of them sends to.
 struct Task { int local, nt, part; bool real; };
 template <int S> INLINE Task task(const Thread& th, int j) {
   Task it;
-  int i = TURNS ? th.held : th.kg + j * KGROUPS;
+  int turn = STREAMS == 1 ? th.number : th.number - th.due + (th.number < th.due ? FINISHERS : 0);
+  int i = j * FINISHERS + turn;
   it.part = 0;
-  if (!TURNS && j >= full(S)) {
-    i = full(S) * KGROUPS + th.kg % max(rest(S), 1);
-    it.part = th.kg / max(rest(S), 1);
+  if (j >= full(S)) {
+    i = full(S) * FINISHERS + th.number % max(rest(S), 1);
+    it.part = th.number / max(rest(S), 1);
   }
-  it.local = i / NTILES * MGROUPS + th.mg;
+  it.local = i / NTILES;
   it.nt = i % NTILES;
   it.real = i < work(S) && it.part < share(S, j) && it.local < tile_count<S>(th);
   return it;
@@ -277,25 +303,9 @@ INLINE void read(const Params& p, const Thread& th, const Task& it, int q, i64 t
     }
   }
 }
-template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (&a)[NFETCH], float (&g)[NFETCH], int q, i64 t) {
-#pragma unroll
-  for (int j = 0; j < per_warp(S); j++)
-    read<S, false>(p, th, task<S>(th, j), q, t, a + fetched_offset(S) + j * 4, g + fetched_offset(S) + j * 4);
-}
-template <int S> INLINE void prefetch_all(const Params& p, const Thread& th, float (&a)[NFETCH], float (&g)[NFETCH], i64 t) {
-  if constexpr (S < DEPTH && !TURNS) {
-    prefetch<S>(p, th, a, g, 0, t);
-    prefetch_all<S + 1>(p, th, a, g, t);
-  }
-}
-
-// In turns: the tile of the task just left that falls to this warp, none where it is work(S) or more.
-INLINE int turn_of(const Thread& th) { return th.kg - th.due + (th.kg < th.due ? KGROUPS : 0); }
-// Leave the warp's sums in shared memory and wait for the group's other warps. In turns only the warp that will
-// finish a tile waits, and that later (collect). It does so once in KGROUPS tasks, one task late, so that a warp is
-// never more than KGROUPS + 1 tasks ahead: KGROUPS + 3 buffers and barriers suffice.
-template <int S> INLINE u32 leave_sums(Thread& th, Sums<S>& acc) {
-  u32 at = th.base + PARTIAL + th.buffer * PARTIAL_BYTES;
+// Leave the warp's sums in shared memory for the finishers.
+template <int S> INLINE void leave_sums(const Thread& th, const Sums<S>& acc, int q) {
+  u32 at = th.base + PARTIAL + q * PARTIAL_BYTES;
 #pragma unroll
   for (int m = 0; m < mine(S); m++)
 #pragma unroll
@@ -310,21 +320,10 @@ template <int S> INLINE u32 leave_sums(Thread& th, Sums<S>& acc) {
       store_words(at + ((((m * MGROUPS + th.mg) * NTILES + n) * KGROUPS + th.kg) * 32 + th.lane) * 16, __float_as_uint(v[0]),
                   __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
     }
-  if (!TURNS) group_sync<KGROUPS * 32>(1 + th.mg);
-  else if (turn_of(th) >= work(S)) group_arrive<KGROUPS * 32>(1 + th.mg * BUFFERS + th.buffer);
-  return at;
-}
-INLINE void hold(Thread& th, u32 sums) {
-  th.held = turn_of(th);
-  th.held_sums = sums;
-  th.buffer = th.buffer + 1 == BUFFERS ? 0 : th.buffer + 1;
-  th.due = th.due + 1 == KGROUPS ? 0 : th.due + 1;
-}
-INLINE void collect(const Thread& th) {   // the other warps' sums of the task held
-  group_sync<KGROUPS * 32>(1 + th.mg * BUFFERS + (int)(th.held_sums - th.base - PARTIAL) / PARTIAL_BYTES);
 }
 // Total of the lane's four elements of a tile, rearranged so that rows lie in pairs.
-template <int S> INLINE void total(const Thread& th, u32 at, const Task& it, float (&v)[4]) {
+template <int S> INLINE void total(const Thread& th, const Task& it, int q, float (&v)[4]) {
+  u32 at = th.base + PARTIAL + q * PARTIAL_BYTES;
   float d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int k = 0; k < KGROUPS; k++) {
@@ -341,111 +340,199 @@ template <int S> INLINE void total(const Thread& th, u32 at, const Task& it, flo
     v[i + 1] = select(odd, d[i + 1], got);
   }
 }
-template <int S> INLINE void release_sums(const Thread& th) {
-  if (BUFFERS == 1) group_sync<KGROUPS * 32>(th.mg + 1);   // never in turns
-}
 
-// Unit, exchange and output of one tile; a and g are what was read beside it.
+// Pass a finished tile on to every block, this one too. Either each lane stores its 16 bytes into all of them, or the tile
+// goes to L2 and from there by one copy to the whole cluster: that takes two trips, but a block's tiles leave it
+// once and not once for each other block.
+template <int S> INLINE void send_tile(const Thread& th, const Task& it, int share, int tile, const u32 (&words)[4], int q, int step) {
+  u32 at = vector_of<S>(th, q, step) + ((tile * NTILES + it.nt) * 32 + column_of(th) * 4 + th.lane / 8) * ENTRY;
+  u32 bar = barrier_of<S>(th.base, q, step);
+  int each = up(CLUSTER, share);
+#pragma unroll
+  for (int d = 0; d < CLUSTER; d++) {
+    int to = it.part * each + d;
+    if (d < each && (each * share == CLUSTER || to < CLUSTER)) send4(map_rank(at, to), words, map_rank(bar, to));
+  }
+}
+template <int S> INLINE u32 leaving(const Thread& th, int j) { return th.base + LEAVING + (th.number * busiest() + j) * 512; }
+// Where a tile goes. All of it is known before the sums are, and pinned then: computed when the tile is ready, it
+// would add to the time of every stage.
+struct Way { u8* between; u32 to, bytes; };
+template <int S> INLINE Way way_of(const Thread& th, const Task& it, int q, int step) {
+  int place = (first_tile<S>(th) + it.local) * NTILES + it.nt;
+  Way w;
+  w.between = th.exchange + (exchange_offset(S) + (q * tiles(S) * NTILES + place) * 512);
+  w.to = vector_of<S>(th, q, step) + place * (32 * ENTRY);
+  w.bytes = it.real ? max(min(sent_of(th, q) - it.nt * 8, 8), 0) * (4 * ENTRY) : 0;
+  pin(w.between, w.to, w.bytes);
+  return w;
+}
+// The state after the last step goes nowhere.
+template <int S> INLINE bool is_sent(const Params& p, int step) { return BACKWARD || S < DEPTH - 1 || step < (int)p.steps - 1; }
+// Unit and exchange of one tile; a and g are what was read beside it, and g becomes its values.
 template <int S>
-INLINE void finish(const Params& p, const Thread& th, const Task& it, int share, u32 sums, const float* a, const float* g, int q,
-                   int step, i64 t) {
-  constexpr int l = layer(S), WIDE = BACKWARD ? TOTAL : l == DEPTH - 1 ? HIDDEN : MID;
-  constexpr int START = !BACKWARD && l == DEPTH - 1 ? 0 : layer_offset(l);
+INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, const float* a, float* g, int q, int step) {
   int tile = first_tile<S>(th) + it.local, n = it.nt * 8 + column_of(th), e = tile * 16 + even_row(th);
-  int rows = rows_of(th, q);
   float v[4], y[4];
-  total<S>(th, sums, it, v);
+  total<S>(th, it, q, v);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float x = v[i] + a[i];
     y[i] = BACKWARD ? x * slope<unit(S)>(g[i]) : activate<unit(S)>(x);
     if (!inside<S>(e + within(i))) y[i] = 0.0f;
   }
-  if (n < max(rows, 1) && (BACKWARD || S < DEPTH - 1 || step < (int)p.steps - 1)) {
-    u32 words[4];
-    split(y[0], y[1], words[0], words[2]);
-    split(y[2], y[3], words[1], words[3]);
-    u32 at = vector_of<S>(th, q, step) + ((tile * NTILES + it.nt) * 32 + column_of(th) * 4 + th.lane / 8) * ENTRY;
-    u32 bar = barrier_of<S>(th.base, q, step);
-    int each = up(CLUSTER, share);
-#pragma unroll
-    for (int d = 0; d < CLUSTER; d++) {
-      int to = it.part * each + d;
-      if (d < each && (each * share == CLUSTER || to < CLUSTER)) send4(map_rank(at, to), words, map_rank(bar, to));
-    }
+  u32 words[4];
+  split(y[0], y[1], words[0], words[2]);
+  split(y[2], y[3], words[1], words[3]);
+  if (is_sent<S>(p, step) && n < sent_of(th, q)) {
+    if (THROUGH_L2) store_words(leaving<S>(th, j) + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
+    else send_tile<S>(th, it, share(S, j), tile, words, q, step);
   }
-  if (it.part == 0 && n < rows) {
-    float* out = BACKWARD ? p.output : l == DEPTH - 1 ? p.top : p.mid;
-    out += ((th.member * p.steps + t) * p.batch + th.row0 + q * ROWS) * WIDE + START;
-    int at = n * WIDE + e;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (inside<S>(e + within(i))) out[at + within(i)] = y[i];
-  }
+  for (int i = 0; i < 4; i++) g[i] = y[i];
 }
-template <int S>
-INLINE u32 multiply(const Params& p, Thread& th, const u32 (&reg)[NREG], int q, int step, u32 resets) {
-  Sums<S> acc;
-  zero(acc);
-  early<S>(th, reg, acc, q, step);
-  resets >>= 2 * NTILES * q;
-  if (HAS_RESET && !BACKWARD && S > 0) drop<S>(acc, resets);
-  critical<S>(th, reg, acc, q, step);
-  if (HAS_RESET && S == 0) drop<S>(acc, resets);
-  u32 sums = leave_sums<S>(th, acc);
-  rearm<S>(th, q, step);
-  return sums;
+// Write the finished tile out; y are its values.
+template <int S> INLINE void put_out(const Params& p, const Thread& th, const Task& it, const float* y, int q, i64 t) {
+  constexpr int l = layer(S), WIDE = BACKWARD ? TOTAL : l == DEPTH - 1 ? HIDDEN : MID;
+  constexpr int START = !BACKWARD && l == DEPTH - 1 ? 0 : layer_offset(l);
+  int tile = first_tile<S>(th) + it.local, n = it.nt * 8 + column_of(th), e = tile * 16 + even_row(th);
+  if (it.part != 0 || n >= rows_of(th, q)) return;
+  float* out = BACKWARD ? p.output : l == DEPTH - 1 ? p.top : p.mid;
+  out += ((th.member * p.steps + t) * p.batch + th.row0 + q * ROWS) * WIDE + START;
+  int at = n * WIDE + e;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    if (inside<S>(e + within(i))) out[at + within(i)] = y[i];
 }
 INLINE i64 time_of(const Params& p, int step) { return BACKWARD ? p.steps - 1 - step : step; }
 
-template <int S>
-INLINE void stage(const Params& p, Thread& th, const u32 (&reg)[NREG], float (&a)[NFETCH], float (&g)[NFETCH], int step, u32 resets) {
-  if (idle<S>(th)) return;
-  u32 sums = multiply<S>(p, th, reg, 0, step, resets);
-  if (BUFFERS == 2) th.buffer ^= 1;
-#pragma unroll
-  for (int j = 0; j < per_warp(S); j++) {
-    Task it = task<S>(th, j);
-    int at = fetched_offset(S) + j * 4;
-    if (it.real) finish<S>(p, th, it, share(S, j), sums, a + at, g + at, 0, step, time_of(p, step));
+// ---- multiplying warps
+
+template <int S> INLINE void multiply(const Thread& th, const u32 (&reg)[NREG], int q, int step, u32 resets) {
+  if (idle<S>(th)) {   // it waits all the same, so that it cannot arrive twice at one place
+    await<before(S)>(th, q, S == 0 ? step - 1 : step);
+  } else {
+    Sums<S> acc;
+    zero(acc);
+    early<S>(th, reg, acc, q, step);
+    resets >>= 2 * NTILES * q;
+    if (HAS_RESET && !BACKWARD && S > 0) drop<S>(acc, resets);
+    critical<S>(th, reg, acc, q, step);
+    if (HAS_RESET && S == 0) drop<S>(acc, resets);
+    leave_sums<S>(th, acc, q);
   }
-  release_sums<S>(th);
-  if (step < (int)p.steps - 1) prefetch<S>(p, th, a, g, 0, time_of(p, step + 1));
+  __syncwarp();
+  if (th.lane == 0) barrier_arrive(ready_of(th.base, q));
 }
-// In turns: what the task held needs is read before the products of the next one and used after them.
-template <int S> INLINE void read_held(const Params& p, const Thread& th, float (&a)[NFETCH], float (&g)[NFETCH], int q, int step) {
-  if (th.held >= work(S)) return;
-  read<S, false>(p, th, task<S>(th, 0), q, time_of(p, step), a, g);
-  if (step < (int)p.steps - 1) read<S, true>(p, th, task<S>(th, 0), q, time_of(p, step + 1), a, g);
-}
-template <int S> INLINE void finish_held(const Params& p, const Thread& th, const float (&a)[NFETCH], const float (&g)[NFETCH], int q, int step) {
-  if (th.held >= work(S)) return;
-  collect(th);
-  Task it = task<S>(th, 0);
-  if (it.real) finish<S>(p, th, it, 1, th.held_sums, a, g, q, step, time_of(p, step));
-}
-template <int S>
-INLINE void turns(const Params& p, Thread& th, const u32 (&reg)[NREG], float (&a)[NFETCH], float (&g)[NFETCH], int step, u32 resets) {
-  constexpr int LAST = before(S);   // stage of the task before stream 0; all stages have tiles for the same warps
-  int from = S == 0 ? step - 1 : step;
-  if (idle<S>(th)) return;
-#pragma unroll 1
-  for (int q = 0; q < STREAMS; q++) {
-    if (q > 0) read_held<S>(p, th, a, g, q - 1, step);
-    else if (from >= 0) read_held<LAST>(p, th, a, g, STREAMS - 1, from);
-    u32 sums = multiply<S>(p, th, reg, q, step, resets);
-    if (q > 0) finish_held<S>(p, th, a, g, q - 1, step);
-    else if (from >= 0) finish_held<LAST>(p, th, a, g, STREAMS - 1, from);
-    hold(th, sums);
-  }
-}
-template <int S>
-INLINE void stages(const Params& p, Thread& th, const u32 (&reg)[NREG], float (&a)[NFETCH], float (&g)[NFETCH], int step, u32 resets) {
+template <int S> INLINE void multiply_stages(const Params& p, const Thread& th, const u32 (&reg)[NREG], int step, u32 resets) {
   if constexpr (S < DEPTH) {
-    if constexpr (TURNS) turns<S>(p, th, reg, a, g, step, resets);
-    else stage<S>(p, th, reg, a, g, step, resets);
-    stages<S + 1>(p, th, reg, a, g, step, resets);
+#pragma unroll 1
+    for (int q = 0; q < STREAMS; q++) multiply<S>(th, reg, q, step, resets);
+    multiply_stages<S + 1>(p, th, reg, step, resets);
   }
+}
+INLINE void multiply_all(const Params& p, const Thread& th) {
+  u32 reg[NREG];
+  load_matrices<0>(p, th, reg);
+  u32 resets = 0, coming = 0;
+  if (HAS_RESET && !BACKWARD) coming = load_resets(p, th, 0);
+#pragma unroll 1
+  for (int step = 0; step < (int)p.steps; step++) {
+    if (HAS_RESET) {
+      resets = coming;
+      i64 t = BACKWARD ? p.steps - 1 - step : step + 1;   // backward: step s+1 drops what reset[t] cut
+      if (BACKWARD || t < p.steps) coming = load_resets(p, th, t);
+    }
+    multiply_stages<0>(p, th, reg, step, resets);
+  }
+  if (BACKWARD)   // the sums that would enter the step before the first
+#pragma unroll 1
+    for (int q = 0; q < STREAMS; q++) multiply<0>(th, reg, q, (int)p.steps, coming);
+}
+
+// ---- finishers
+
+template <int S> INLINE void next_task(Thread& th) {
+  if (STREAMS > 1) th.due = (th.due + work(S)) % FINISHERS;
+}
+// What stands beside the sums is read before they are there, and the next step's is asked into L2.
+template <int S> INLINE void finish_task(const Params& p, Thread& th, int q, int step) {
+  constexpr int N = per_warp(S);
+  float a[4 * N], g[4 * N];
+  Way way[N];
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    Task it = task<S>(th, j);
+    read<S, false>(p, th, it, q, time_of(p, step), a + 4 * j, g + 4 * j);
+    if (THROUGH_L2) way[j] = way_of<S>(th, it, q, step);
+  }
+  u32 bar = barrier_of<S>(th.base, q, step);
+  barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    Task it = task<S>(th, j);
+    if (it.real) finish<S>(p, th, it, j, a + 4 * j, g + 4 * j, q, step);
+  }
+  bool sent = is_sent<S>(p, step);
+  if (sent) {
+    if (THROUGH_L2) copy_fence();
+    __syncwarp();
+    if (th.lane == 0) {
+      if (THROUGH_L2)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+          if (way[j].bytes > 0) copy_out(way[j].between, leaving<S>(th, j), way[j].bytes);
+      barrier_arrive(bar);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    Task it = task<S>(th, j);
+    if (it.real) put_out<S>(p, th, it, g + 4 * j, q, time_of(p, step));
+  }
+  if (THROUGH_L2 && sent && th.lane == 0) {
+    copies_out_wait();
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (way[j].bytes > 0) copy_round<CLUSTER>(way[j].to, way[j].between, way[j].bytes, bar);
+  }
+  __syncwarp();
+  rearm<S>(th, q, step);
+  if (step < (int)p.steps - 1)
+#pragma unroll
+    for (int j = 0; j < N; j++) read<S, true>(p, th, task<S>(th, j), q, time_of(p, step + 1), a, g);
+  next_task<S>(th);
+}
+template <int S> INLINE void finish_stages(const Params& p, Thread& th, int step) {
+  if constexpr (S < DEPTH) {
+#pragma unroll 1
+    for (int q = 0; q < STREAMS; q++) finish_task<S>(p, th, q, step);
+    finish_stages<S + 1>(p, th, step);
+  }
+}
+// dh0 of stream q: sums that pass no unit.
+INLINE void finish_initial(const Params& p, Thread& th, int q) {
+  barrier_wait(ready_of(th.base, q), ((int)p.steps * DEPTH) & 1);
+#pragma unroll
+  for (int j = 0; j < per_warp(0); j++) {
+    Task it = task<0>(th, j);
+    if (!it.real) continue;
+    int n = it.nt * 8 + column_of(th), e = (first_tile<0>(th) + it.local) * 16 + even_row(th);
+    float v[4];
+    total<0>(th, it, q, v);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (it.part == 0 && n < rows_of(th, q) && inside<0>(e + within(i)))
+        p.output_initial[(th.member * p.batch + th.row0 + q * ROWS + n) * HIDDEN + e + within(i)] = v[i];
+  }
+  next_task<0>(th);
+}
+INLINE void finish_all(const Params& p, Thread& th) {
+#pragma unroll 1
+  for (int step = 0; step < (int)p.steps; step++) finish_stages<0>(p, th, step);
+  if (BACKWARD)
+#pragma unroll 1
+    for (int q = 0; q < STREAMS; q++) finish_initial(p, th, q);
 }
 
 template <int S> INLINE void set_up(const Params& p, const Thread& th) {
@@ -465,82 +552,47 @@ template <int S> INLINE void set_up(const Params& p, const Thread& th) {
       split(y[2], y[3], w[1], w[3]);
       store_words(at, w[0], w[1], w[2], w[3]);
     }
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+      if (S == 0)
+        for (int q = 0; q < STREAMS; q++) barrier_init(ready_of(th.base, q), WARPS);
       for (int i = 0; i < 2 * STREAMS; i++) {
         u32 bar = barrier_of<S>(th.base, i / 2, i % 2);
-        barrier_init(bar);
+        barrier_init(bar, 1 + FINISHERS);
         barrier_expect(bar, arriving<S>(th, i / 2));
       }
+    }
     set_up<S + 1>(p, th);
   }
 }
-// dh0 of stream q: the sums that would enter the step before the first.
-INLINE void finish_backward(const Params& p, Thread& th, const u32 (&reg)[NREG], int q) {
-  if (idle<0>(th)) return;
-  Sums<0> acc;
-  zero(acc);
-  early<0>(th, reg, acc, q, (int)p.steps);
-  critical<0>(th, reg, acc, q, (int)p.steps);
-  if (HAS_RESET) drop<0>(acc, load_resets(p, th, 0) >> 2 * NTILES * q);
-  u32 sums = leave_sums<0>(th, acc);
-  if (TURNS) {
-    hold(th, sums);
-    if (th.held < work(0)) collect(th);
-  }
-#pragma unroll
-  for (int j = 0; j < per_warp(0); j++) {
-    Task it = task<0>(th, j);
-    if (!it.real) continue;
-    int n = it.nt * 8 + column_of(th), e = (first_tile<0>(th) + it.local) * 16 + even_row(th);
-    float v[4];
-    total<0>(th, sums, it, v);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (it.part == 0 && n < rows_of(th, q) && inside<0>(e + within(i)))
-        p.output_initial[(th.member * p.batch + th.row0 + q * ROWS + n) * HIDDEN + e + within(i)] = v[i];
-  }
-  release_sums<0>(th);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   Thread th;
-  th.base = shared_address(memory);
+  // What every task needs goes through a shuffle, or the compiler would ask special registers for it each time.
+  th.base = __shfl_sync(0xffffffffu, shared_address(memory), 0);
   th.rank = cluster_rank();
   int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);   // so that the compiler knows it is one per warp
-  th.lane = threadIdx.x % 32;
+  th.lane = __shfl_sync(0xffffffffu, threadIdx.x % 32, threadIdx.x % 32);
   th.mg = warp / KGROUPS;
-  th.kg = warp % KGROUPS;
+  th.kg = (warp + warp / KGROUPS) % KGROUPS;   // the first groups may have a tile more: not all on one quarter of the SM
   i64 cluster = blockIdx.x / CLUSTER;
   th.member = cluster / p.groups;
   th.row0 = (int)(cluster % p.groups) * (ROWS * STREAMS);
   th.left = (int)p.batch - th.row0;
-  th.buffer = th.due = th.held = 0;
-  u32 reg[NREG];
-  load_matrices<0>(p, th, reg);
+  th.number = warp - WARPS;
+  th.due = 0;
+  th.exchange = (u8*)p.exchange + cluster * exchange_offset(DEPTH);
   set_up<0>(p, th);
   barrier_fence();
+  copy_fence();
   cluster_sync();
-  float a[NFETCH], g[NFETCH];
-  prefetch_all<0>(p, th, a, g, BACKWARD ? p.steps - 1 : 0);
-  u32 resets = 0, coming = 0;
-  if (HAS_RESET && !BACKWARD) coming = load_resets(p, th, 0);
-  for (int step = 0; step < (int)p.steps; step++) {
-    if (HAS_RESET) {
-      resets = coming;
-      i64 t = BACKWARD ? p.steps - 1 - step : step + 1;   // backward: step s+1 drops what reset[t] cut
-      if (BACKWARD || t < p.steps) coming = load_resets(p, th, t);
-    }
-    stages<0>(p, th, reg, a, g, step, resets);
+  if (warp < WARPS) {
+    if constexpr (LEND) more_registers<MULTIPLIER_REGS>();
+    multiply_all(p, th);
+  } else {
+    if constexpr (LEND) fewer_registers<FINISHER_REGS>();
+    finish_all(p, th);
   }
-  if (TURNS && !idle<DEPTH - 1>(th)) {
-    read_held<DEPTH - 1>(p, th, a, g, STREAMS - 1, (int)p.steps - 1);
-    finish_held<DEPTH - 1>(p, th, a, g, STREAMS - 1, (int)p.steps - 1);
-  }
-  if (BACKWARD)
-#pragma unroll 1
-    for (int q = 0; q < STREAMS; q++) finish_backward(p, th, reg, q);
   cluster_sync();
 #endif
 }

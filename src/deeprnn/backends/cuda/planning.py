@@ -20,7 +20,10 @@ UNITS = ("sigmoid", "tanh", "relu", "identity")  # in the order of enum Unit
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block may ask for on Hopper
 REGISTERS = {128: 255, 256: 255, 384: 168, 512: 128}  # what a thread may hold when the block has the SM alone
 TENSOR_CORES = True  # whether "mma" may be chosen
-SPARE = 48  # registers of a thread that hold no weights, sums or inputs
+SPARE = 40  # registers of a multiplying thread that hold no weights or sums
+# How tiles are sent (through L2 or not) and by how many warps: what can be the fastest for one stream, and for several.
+MANNERS = (((True, 4), (False, 4)), ((True, 4), (True, 8)))
+FINISHER_REGISTERS = {4: 56, 8: 48}  # of a thread of the warps that finish tiles, as in mma.cu
 # Clusters of each size that 132 processors hold at once (measured on an H200): a cluster lies in one group of
 # processors, and those groups are of unequal size, so that nine is hardly better than sixteen.
 RESIDENT = (66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7)  # for 2, 3, ... 16 blocks
@@ -106,8 +109,14 @@ class Plan:
     cost: float = 0.0  # estimated cycles per step
     mgroups: int = 1  # mma: warps side by side over the outputs
     kgroups: int = 1  # mma: warps that share the inner dimension
-    buffers: int = 2  # mma: copies of the partial sums
+    through_l2: bool = False  # mma: finished tiles go to L2 and from there to all blocks at once
+    finishers: int = 4  # mma: warps that finish tiles
+    words: int = 0  # of 4 bytes in global memory that a cluster exchanges through
     streams: int = 1  # mma: parts of the rows that take turns, so that one computes while another travels
+
+    def arch(self, device: Device) -> str:
+        """What the kernel is compiled for; that warps lend each other registers is a feature of one architecture."""
+        return device.arch + ("a" if self.path == "mma" else "")
 
     def extra_macros(self) -> dict[str, int | str]:
         """What a kind of plan with fields of its own adds."""
@@ -233,16 +242,19 @@ def mma_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
         for rows in sorted(even | {min(batch, 8), min(batch, 16), min(batch, 32)}):
             for streams in (1, *range(_up(rows, 16), _up(rows, 5))):
                 each = _up(rows, streams)
-                if each <= 48 and (streams == 1 or each > 4):
-                    shape = (cluster, mgroups, kgroups, each * streams, streams)
-                    plan = mma_plan(ring, batch, members, bf16, device, *shape)
+                if each > 48 or (streams > 1 and each <= 4):
+                    continue
+                shape = (cluster, mgroups, kgroups, each * streams, streams)
+                for manner in MANNERS[streams > 1]:
+                    plan = mma_plan(ring, batch, members, bf16, device, *shape, *manner)
                     if plan is not None:
                         yield plan
 
 
 def mma_plan(
     ring: Ring, batch: int, members: int, bf16: bool, device: Device,
-    cluster: int, mgroups: int, kgroups: int, rows: int, streams: int = 1,
+    cluster: int, mgroups: int, kgroups: int, rows: int, streams: int = 1, through_l2: bool = True,
+    finishers: int = 4,
 ) -> Plan | None:  # fmt: skip
     """One shape of the tensor-core kernel; sizes as in mma.cu. `rows` are those of all streams."""
     depth, parts, ntiles, warps = (
@@ -251,44 +263,56 @@ def mma_plan(
         _up(rows // streams, 8),
         mgroups * kgroups,
     )
-    turns = streams > 1  # warps finish tiles in turn: buffers and named barriers of their own for each task
-    if ntiles * streams > 16 or (turns and mgroups * (kgroups + 3) > 15):  # a lane's reset marks; barriers
+    threads = 32 * (warps + finishers)
+    if ntiles * streams > 16 or threads > 1024:  # a lane's reset marks fill a word
         return None
     tiles = [_up(n, 16) for n in ring.sizes]
     mine = [_up(_up(n, cluster), mgroups) for n in tiles]
     rounds = [_up(tiles[q], kgroups) for q in ring.sources]
     critical = [q == (s - 1) % depth for s, q in zip(ring.stages, ring.sources, strict=True)]
-    kinds = 1 if ntiles > 2 else 3
-    if turns and (max(mine) * ntiles > kgroups or len(set(tiles)) > 1):
-        return None
-    finished = 1 if turns else sum(_up(n * ntiles, kgroups) for n in mine)  # tiles that a warp finishes
-    fetched = finished * (8 if ring.backward else 4)
-    budget = REGISTERS[_up(warps, 4) * 128] - SPARE - max(mine) * ntiles * kinds * 4 - fetched
+    sums = max(mine) * ntiles * (4 if ntiles > 2 else 12)
+    budget = _multiplier_registers(warps, finishers) - SPARE - max(sums, 24)
     kept = [0] * len(rounds)
-    for j in sorted(range(len(rounds)), key=lambda j: not critical[j]):
-        each = mine[ring.stages[j]] * parts * 4
-        kept[j] = max(0, min(rounds[j], budget // each))
-        budget -= kept[j] * each
-    shared = _up(16 * depth * streams, 128) * 128
+    whole = [tiles[q] // kgroups for q in ring.sources]  # rounds in which every warp has a tile: those first
+    for most in (whole, rounds):
+        for j in sorted(range(len(rounds)), key=lambda j: not critical[j]):
+            each = mine[ring.stages[j]] * parts * 4
+            more = max(0, min(most[j] - kept[j], budget // each))
+            kept[j] += more
+            budget -= more * each
+    shared = _up((16 * depth + 8) * streams, 128) * 128
     for s, n in enumerate(tiles):
         doubled = depth == 1 or any(
             q == s and not c for q, c in zip(ring.sources, critical, strict=True)
         )  # read as a shortcut
         shared += streams * (2 if doubled else 1) * n * ntiles * 512
-    shared += sum(
-        (rounds[j] - kept[j]) * mine[ring.stages[j]] * warps * parts * 512 for j in range(len(rounds))
-    )
-    partial = max(mine) * warps * ntiles * 512
-    buffers = kgroups + 3 if turns else 2 if shared + 2 * partial <= device.shared_limit else 1
-    shared += buffers * partial
+    for j, n in enumerate(rounds):
+        if kept[j] < n:  # in the last round perhaps not every warp has a tile
+            inner = (n - 1 - kept[j]) * kgroups + tiles[ring.sources[j]] - (n - 1) * kgroups
+            shared += inner * mine[ring.stages[j]] * mgroups * parts * 512
+    shared += streams * max(mine) * warps * ntiles * 512  # sums
+    if through_l2:
+        shared += finishers * _up(_up(max(tiles), cluster) * ntiles, finishers) * 512  # tiles on their way
     if shared > device.shared_limit or min(tiles) < cluster:
         return None
-    cost = mma_cost(ring, cluster, warps, kgroups, rows // streams, streams, parts, mine, rounds, kept)
+    shape = (cluster, mgroups, kgroups, finishers, rows // streams, streams, through_l2)
+    cost = mma_cost(ring, *shape, parts, kept)
     cost *= _waves(batch, members, rows, cluster, device)
     return Plan(
-        "mma", cluster, warps * 32, rows, kept=tuple(kept), shared=shared, bf16=bf16, cost=cost,
-        mgroups=mgroups, kgroups=kgroups, buffers=buffers, streams=streams,
+        "mma", cluster, threads, rows, kept=tuple(kept), shared=shared, bf16=bf16, cost=cost,
+        mgroups=mgroups, kgroups=kgroups, streams=streams,
+        through_l2=through_l2, finishers=finishers, words=streams * sum(tiles) * ntiles * 128 if through_l2 else 0,
     )  # fmt: skip
+
+
+def _multiplier_registers(warps: int, finishers: int) -> int:
+    """What a multiplying thread may hold; whole warpgroups are lent what the finishers do not need."""
+    threads = 32 * (warps + finishers)
+    most = 65536 // (_up(threads, 128) * 128) // 8 * 8
+    if threads > 256 and warps % 4 == 0:
+        pool = most * (threads // 128) - FINISHER_REGISTERS[finishers] * (finishers // 4)
+        most = pool // (warps // 4) // 8 * 8
+    return min(most, REGISTERS[256])
 
 
 def generic_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device) -> Plan:
@@ -329,8 +353,8 @@ def macros(plan: Plan, ring: Ring, has_reset: bool, has_grad_mid: bool) -> dict[
         values |= {
             "CLUSTER": plan.cluster, "MGROUPS": plan.mgroups, "KGROUPS": plan.kgroups,
             "ROWS": plan.rows // plan.streams, "STREAMS": plan.streams,
-            "NTILES": _up(plan.rows // plan.streams, 8), "BUFFERS": plan.buffers, "BF16": int(plan.bf16),
-            "MAT_REGS": listed(plan.kept),
+            "NTILES": _up(plan.rows // plan.streams, 8), "FINISHERS": plan.finishers,
+            "THROUGH_L2": int(plan.through_l2), "BF16": int(plan.bf16), "MAT_REGS": listed(plan.kept),
         }  # fmt: skip
     values |= plan.extra_macros()
     return {name: str(value) for name, value in values.items()}
