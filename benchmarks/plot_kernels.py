@@ -232,7 +232,7 @@ def plans_figure() -> bytes:
             p, common = r["plan"], (planning.ring(spec, r["backward"]), batch, 1, False, planning.Device())
             if p["path"] == "mma":
                 shape = (p["cluster"], p["mgroups"], p["kgroups"], p["rows"], p["streams"])
-                plan = planning.mma_plan(*common, *shape)
+                plan = planning.mma_plan(*common, *shape, p["through_l2"], p["finishers"])
             else:
                 lanes = (p["threads"], p["klanes"], p["vec"])
                 plan = planning.cluster_plan(*common, p["cluster"], *lanes, p["rows"])
