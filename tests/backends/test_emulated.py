@@ -110,18 +110,16 @@ MMA = [
     (dataclasses.replace(TWO, precision="bf16"), (2, 2, 2, 3), True),
     (dataclasses.replace(TWO, B=7), (3, 1, 3, 4), True),  # no power of two; the last cluster has fewer rows
     (dataclasses.replace(THREE, B=11), (3, 2, 1, 11), True),
-    # Streams: three of two rows, the last cluster's last with none; tiles of two outputs; one layer.
+    # Streams: three of two rows, the last cluster's last with none; eight finishers; one layer.
     (dataclasses.replace(EVEN, B=10), (3, 1, 3, 6, 3), False),
     (dataclasses.replace(EVEN, B=13, reset=True), (2, 1, 4, 14, 2), True),
-    (dataclasses.replace(EVEN, B=9, population=2), (2, 2, 2, 9, 3), True),
+    (dataclasses.replace(EVEN, B=9, population=2), (2, 2, 2, 9, 3, True, 8), True),
     (dataclasses.replace(ONE, B=20), (3, 1, 2, 20, 2), True),
     (dataclasses.replace(THREE, sizes=(40, 33, 47), B=7, population=0, reset=True), (3, 1, 4, 6, 2), True),
     (dataclasses.replace(EVEN, B=6, precision="bf16"), (2, 2, 2, 6, 2), True),
     # Tiles stored into every block by the lanes; stages of unequal width; more tiles than finishers.
     (TWO, (2, 1, 4, 3, 1, False), True),
     (dataclasses.replace(EVEN, B=10), (3, 1, 3, 6, 3, False), False),
-    (dataclasses.replace(EVEN, B=13, reset=True), (2, 1, 4, 14, 2, False), True),
-    (dataclasses.replace(ONE, B=12), (3, 1, 2, 9, 1, False), True),
     (dataclasses.replace(THREE, B=11), (2, 3, 1, 12, 2, False), True),
     (dataclasses.replace(TWO, sizes=(90, 37), B=20), (2, 2, 2, 20, 2), True),
 ]

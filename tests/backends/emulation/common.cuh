@@ -73,11 +73,6 @@ template <class T> INLINE T __shfl_xor_sync(u32, T value, int mask) { return exc
 template <class T> INLINE T __shfl_sync(u32, T value, int lane) { return exchange(value, lane); }
 INLINE void cluster_sync() { pass(machine.gates[{-1, 0}], (int)machine.fibres.size()); }
 INLINE void __syncthreads() { pass(machine.gates[{machine.now->rank, 0}], (int)(machine.fibres.size() / machine.memory.size())); }
-template <int N> INLINE void group_sync(int id) { pass(machine.gates[{machine.now->rank, id}], N); }
-template <int N> INLINE void group_arrive(int id) {   // counted, without waiting
-  Gate& gate = machine.gates[{machine.now->rank, id}];
-  if (++gate.waiting == N) { gate.waiting = 0; gate.turn++; machine.idle = 0; }
-}
 
 INLINE float __uint_as_float(u32 x) { float r; memcpy(&r, &x, 4); return r; }
 INLINE u32 __float_as_uint(float x) { u32 r; memcpy(&r, &x, 4); return r; }

@@ -116,11 +116,6 @@ template <int N> INLINE void more_registers() { asm volatile("setmaxnreg.inc.syn
 template <int N> INLINE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 #endif
 
-// A barrier among N threads of the block, whole warps.
-template <int N> INLINE void group_sync(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(N) : "memory"); }
-
-template <int N> INLINE void group_arrive(int id) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(N) : "memory"); }
-
 INLINE void load_words(u32 (&x)[4], u32 at) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
 }
