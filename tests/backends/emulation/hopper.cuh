@@ -27,6 +27,11 @@ INLINE void mark_wait(u32 bar, u32 phase) {
   while (marks.at(bar).phase == phase) yield();
   __syncwarp();
 }
+template <int N> INLINE void group_sync(int id) { pass(machine.gates[{machine.now->rank, id}], N); }
+template <int N> INLINE void group_arrive(int id) {   // counted, without waiting
+  Gate& gate = machine.gates[{machine.now->rank, id}];
+  if (++gate.waiting == N) { gate.waiting = 0; gate.turn++; machine.idle = 0; }
+}
 INLINE void operand_fence() {}
 template <int N> INLINE void registers_up() {}
 template <int N> INLINE void registers_down() {}
