@@ -84,9 +84,9 @@ def emulated(monkeypatch, tmp_path):
     @lru_cache
     def row_kernels(width, inner, device):
         short = inner <= rows.SHORT
-        names = ("split_matrix", "split_rows", "rows_times") if short else ("split_matrix", "rows_times")
+        source, split = ("entry.cu", "split") if short else ("rows.cu", "split_matrix")
         given = rows.macros(width, inner), rows.shared(width, inner)
-        return {n: Blocks(tmp_path, "entry.cu" if short else "rows.cu", n, *given) for n in names}
+        return [Blocks(tmp_path, source, name, *given) for name in (split, "rows_times")]
 
     monkeypatch.setattr(tall, "kernels", tall_kernels)
     monkeypatch.setattr(rows, "kernels", row_kernels)
@@ -157,13 +157,19 @@ def plainly(monkeypatch):
         y = x @ matrix.mT
         return y if bias is None else y + bias.unsqueeze(1)
 
-    def outer_sums(left, right, reset, wanted):
-        sides = []
-        for x, h0 in left:
-            side = right.new_ones(*right.shape[:-1], 1) if x is None else x
-            sides.append(side if h0 is None else gradients.previous_states(side, h0, reset))
-        whole = right.flatten(1, 2).mT @ torch.cat(sides, -1).flatten(1, 2)
-        return [whole[:, w.right : w.right_end, w.left : w.left_end] for w in wanted]
+    class Sums:
+        def __init__(self, left, width, reset, wanted):
+            self.left, self.width, self.reset, self.wanted, self.sides = left, width, reset, wanted, []
+
+        def cut_left(self):
+            for x, h0 in self.left:
+                side = self.left[0].x.new_ones(*self.left[0].x.shape[:-1], 1) if x is None else x
+                self.sides.append(side if h0 is None else gradients.previous_states(side, h0, self.reset))
+
+        def finish(self, right):
+            assert right.shape[-1] == self.width
+            whole = right.flatten(1, 2).mT @ torch.cat(self.sides, -1).flatten(1, 2)
+            return [whole[:, w.right : w.right_end, w.left : w.left_end] for w in self.wanted]
 
     def forward(A, h0, W, S, reset, *text):
         return reference.unroll(A, h0, W, S, SPEC, reset)
@@ -180,7 +186,7 @@ def plainly(monkeypatch):
             return torch.autograd.grad([y for y, _ in pairs], leaves, [d for _, d in pairs])
 
     monkeypatch.setattr(rows, "rows_times", rows_times)
-    monkeypatch.setattr(tall, "outer_sums", outer_sums)
+    monkeypatch.setattr(tall, "Sums", Sums)
     monkeypatch.setattr(cuda, "_forward", forward)
     monkeypatch.setattr(cuda, "_backward", backward)
     monkeypatch.setattr(cuda, "unroll_cuda", forward)

@@ -57,7 +57,7 @@ def sorted_gradients(
     shortcuts: Sequence[bool],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of W_1..W_L and of each S_l from `sums`: Σ δᵀ h(t-1) for each run of layers, then Σ δ_lᵀ z_{l-1}."""
-    runs = _runs([True, *shortcuts[1:]])
+    runs = runs_of(shortcuts)
     products = sums(runs)
     seen: dict[int, Tensor] = {}  # layer -> its gradient for the matrix that multiplies h(t-1)
     for run, whole in zip(runs, products, strict=False):
@@ -127,6 +127,11 @@ def inside_vmap() -> bool:
 def _of_member(reset: Tensor | None, member: int) -> Tensor | None:
     """Reset marks may be shared by the population or be one set per member."""
     return reset if reset is None or reset.dim() == 2 else reset[member]
+
+
+def runs_of(shortcuts: Sequence[bool]) -> list[list[int]]:
+    """The layers that see h(t-1), neighbours grouped: the first always does."""
+    return _runs([True, *shortcuts[1:]])
 
 
 def _runs(flags: Sequence[bool]) -> list[list[int]]:

@@ -9,6 +9,7 @@ the loop is bound by writing A (entry.cu). As accurate as fp32 products. Everywh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from deeprnn.backends import TransitionSpec, autocasts, cuda
 from deeprnn.backends.cuda import products, rows
-from deeprnn.backends.gradients import inside_functional_grad, inside_vmap, sorted_gradients
+from deeprnn.backends.gradients import inside_functional_grad, inside_vmap, runs_of, sorted_gradients
 
 FEWEST_ROWS = 2048  # below, torch's product of the input is as fast
 FEWEST_LONG_ROWS = 6144  # the same for the gradient of the input
@@ -84,24 +85,53 @@ class Entering(torch.autograd.Function):
         W, S = matrices[: ctx.layers], matrices[ctx.layers :]
         dh = torch.zeros_like(h) if dh is None else dh
         units, shortcuts = ctx.text
-        dA, dh0 = cuda._backward(dh, dz, h, z, h0, W, S, reset, units, shortcuts, ctx.precision)
         needs = ctx.needs_input_grad
-        dx = None
-        if needs[0]:
-            dx = _times(dA.flatten(0, 1), weight).view_as(x)
-        if not (needs[1] or needs[2] or any(needs[8:])):
-            return dx, None, None, dh0, None, None, None, None, *[None] * len(matrices)
-        sizes, flags = [w.shape[0] for w in W], [c == "1" for c in shortcuts]
-        with_bias = bias is not None
+        flags, sums = [c == "1" for c in shortcuts], None
+        if needs[1] or needs[2] or any(needs[8:]):
+            sizes, with_bias = [w.shape[0] for w in W], bias is not None
+            sums = products.AllSums(h, z, h0, reset, sizes, runs_of(flags), x, with_bias)
+        beside = Beside(h.device)
+        dA, dh0 = cuda._backward(dh, dz, h, z, h0, W, S, reset, units, shortcuts, ctx.precision)
+        dU, db, dW, dS = None, None, [None] * len(W), [None] * len(S)
+        if sums is not None:
+            with beside:  # the loop leaves processors idle, and nothing here waits for it
+                sums.begin()
+            found, entered = sums.finish(dA)
+            dU, db = entered[0], entered[1] if sums.with_bias else None
+            dW, dS = sorted_gradients(lambda runs: found, [w.shape[0] for w in W], flags)
+        dx = _times(dA.flatten(0, 1), weight).view_as(x) if needs[0] else None
+        return dx, dU, db, dh0, None, None, None, None, *dW, *dS
 
-        def sums(runs: Sequence[Sequence[int]]) -> list[Tensor]:
-            nonlocal entered
-            found, entered = products.all_sums(dA, h, z, h0, reset, sizes, runs, x, with_bias)
-            return found
 
-        entered: list[Tensor] = []
-        dW, dS = sorted_gradients(sums, sizes, flags)
-        return dx, entered[0], entered[1] if with_bias else None, dh0, None, None, None, None, *dW, *dS
+@lru_cache(maxsize=64)
+def _stream(device: int, beside: int) -> torch.cuda.Stream:
+    """A second stream for each first one: that of another thread may be in the middle of a capture."""
+    return torch.cuda.Stream(device)
+
+
+class Beside:
+    """Work that may begin where this is made although it is written later; what follows it waits for it.
+
+    So the loop is launched first and takes the processors it needs. Tensors must outlive the block.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self.start = device, None
+        if device.type == "cuda":
+            self.start = torch.cuda.current_stream(device).record_event()
+
+    def __enter__(self) -> None:
+        if self.start is not None:
+            current = torch.cuda.current_stream(self.device)
+            self.stream = _stream(current.device_index, current.cuda_stream)
+            self.stream.wait_event(self.start)
+            self.context = torch.cuda.stream(self.stream)
+            self.context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.start is not None:
+            self.context.__exit__(*error)
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
 def _times(dA: Tensor, weight: Tensor) -> Tensor:

@@ -1,17 +1,18 @@
 // Many rows times a matrix, out[r, n] = Σ_k x[r, k] matrix[n, k] + bias[n], where a row is short (at most 128 numbers): the
 // product of the input. By Hopper's warpgroup products, bound by writing the result.
 //
-// Both operands are first cut into two fp16 parts (`split_rows` for x, `split_matrix` for the matrix), each row scaled
-// by a power of two, and laid out as the tensor cores want to find them in shared memory. A block of `rows_times` keeps
-// TN rows of the matrix and takes 128 rows of x at a time: one thread fetches, two warpgroups multiply high·low +
-// low·high + high·high. Sums of 64 columns are added up by ordinary additions, because tensor cores cut off.
+// Both operands are first cut into two fp16 parts by `split`, each row scaled by a power of two, and laid out as the
+// tensor cores want to find them in shared memory. A block of `rows_times` keeps TN rows of the matrix; each of its two
+// warpgroups takes 64 rows of x at a time, for which a thread of its own fetches, and multiplies high·low + low·high +
+// high·high; so one may write while the other multiplies. Sums of 64 columns are added up by ordinary additions,
+// because tensor cores cut off.
 // Macros: TN (a multiple of 8), INNER (columns k, a multiple of 4, at most 128), and MULTIPLY(d, a, b, add).
 #include "hopper.cuh"
 #include "parts.cuh"
 
-constexpr int DEPTH = 64, STAGES = 3, TM = 128, SUMS = TN / 2, SLICES = (INNER + DEPTH - 1) / DEPTH;
+constexpr int DEPTH = 64, STAGES = 3, TM = 64, SUMS = TN / 2, SLICES = (INNER + DEPTH - 1) / DEPTH;
 constexpr u32 LEFT_BYTES = TM * 128, RIGHT_BYTES = TN * 128;   // of one part of one slice
-constexpr u32 MATRIX = STAGES * 2 * LEFT_BYTES, FACTORS = MATRIX + SLICES * 2 * RIGHT_BYTES, BIAS = FACTORS + TN * 4,
+constexpr u32 RING = STAGES * 2 * LEFT_BYTES, MATRIX = 2 * RING, FACTORS = MATRIX + SLICES * 2 * RIGHT_BYTES, BIAS = FACTORS + TN * 4,
               BARRIERS = BIAS + TN * 4;
 
 struct Job {
@@ -19,9 +20,9 @@ struct Job {
   const float* matrix;   // (members, columns, INNER) by strides
   const float* bias;     // (members, columns), or null
   float* out;            // (members, rows, columns)
-  u8* x_parts;           // (members, blocks of 128 rows, SLICES, 2, 128, 64) in fp16, swizzled
+  u8* x_parts;           // (members, blocks of 64 rows, SLICES, 2, 64, 64) in fp16, swizzled
   u8* parts;             // (members, tiles, SLICES, 2, TN, 64) in fp16, swizzled
-  float* x_factors;      // (members, blocks, 128): what undoes the scales
+  float* x_factors;      // (members, blocks, 64): what undoes the scales
   float* factors;        // (members, tiles, TN)
   i64 rows, columns, blocks, tiles, matrix_member, matrix_row, matrix_column, bias_member;
 };
@@ -30,8 +31,8 @@ INLINE float row_scale(float most) { return most > 0.0f ? scale_for(most, 0.0f) 
 INLINE float inverse(float scale) { return __uint_as_float((254u << 23) - __float_as_uint(scale)); }
 
 // A warp a row.
-extern "C" __global__ void __launch_bounds__(256) split_matrix(const __grid_constant__ Job job) {
-  i64 n = (i64)blockIdx.x * 8 + threadIdx.x / 32, member = blockIdx.y, tile = n / TN, row = n % TN;
+INLINE void split_matrix(const Job& job, u32 at) {
+  i64 n = (i64)at * 8 + threadIdx.x / 32, member = blockIdx.y, tile = n / TN, row = n % TN;
   int lane = threadIdx.x % 32;
   if (tile >= job.tiles) return;
   const float* from = job.matrix + member * job.matrix_member + n * job.matrix_row;
@@ -55,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(256) split_matrix(const __grid_cons
 }
 
 // Eight lanes a row, eight columns of each slice a lane.
-extern "C" __global__ void __launch_bounds__(256) split_rows(const __grid_constant__ Job job) {
-  i64 row = (i64)blockIdx.x * 32 + threadIdx.x / 8, member = blockIdx.y, block = row / TM, r = row % TM;
+INLINE void split_rows(const Job& job, u32 at) {
+  i64 row = (i64)at * 32 + threadIdx.x / 8, member = blockIdx.y, block = row / TM, r = row % TM;
   int chunk = threadIdx.x % 8;
   const float* from = job.x + (member * job.rows + row) * INNER;
   float v[SLICES][8], most = 0.0f;
@@ -91,20 +92,39 @@ extern "C" __global__ void __launch_bounds__(256) split_rows(const __grid_consta
   if (chunk == 0) job.x_factors[(member * job.blocks + block) * TM + r] = inverse(scale);
 }
 
-INLINE void fetch(const Job& job, u32 base) {
-  u32 tiles = (u32)job.tiles, tile = blockIdx.x % tiles, step = gridDim.x / tiles;
-  u32 whole = base + BARRIERS + STAGES * 16;
-  mark_expect(whole, SLICES * 2 * RIGHT_BYTES);
-  bulk_load(base + MATRIX, job.parts + ((i64)blockIdx.y * tiles + tile) * SLICES * 2 * RIGHT_BYTES, SLICES * 2 * RIGHT_BYTES, whole);
+extern "C" __global__ void __launch_bounds__(256) split(const __grid_constant__ Job job) {
+  u32 first = (u32)((job.tiles * TN + 7) / 8);
+  if (blockIdx.x < first)
+    split_matrix(job, blockIdx.x);
+  else
+    split_rows(job, blockIdx.x - first);
+}
+
+// Where one of the two warpgroups begins, and by how many blocks it goes on.
+struct Walk { i64 block, step; };
+INLINE Walk walk_of(const Job& job, int half) {
+  u32 tiles = (u32)job.tiles;
+  return {(i64)(blockIdx.x / tiles * 2 + half), (i64)(gridDim.x / tiles * 2)};
+}
+INLINE u32 mark_of(u32 base, int half, int slot) { return base + BARRIERS + (half * STAGES + slot) * 16; }
+
+INLINE void fetch(const Job& job, u32 base, int half) {
+  u32 tiles = (u32)job.tiles, tile = blockIdx.x % tiles, whole = mark_of(base, 2, 0);
+  if (half == 0) {
+    const u8* parts = job.parts + ((i64)blockIdx.y * tiles + tile) * SLICES * 2 * RIGHT_BYTES;
+    mark_expect(whole, SLICES * 2 * RIGHT_BYTES);
+    bulk_load(base + MATRIX, parts, SLICES * 2 * RIGHT_BYTES, whole);
+  }
+  Walk walk = walk_of(job, half);
   int s = 0;
-  for (i64 block = blockIdx.x / tiles; block < job.blocks; block += step)
+  for (i64 block = walk.block; block < job.blocks; block += walk.step)
     for (int slice = 0; slice < SLICES; slice++, s++) {
       int slot = s % STAGES;
-      u32 bar = base + BARRIERS + slot * 16;
+      u32 bar = mark_of(base, half, slot);
       mark_wait_alone(bar + 8, (s / STAGES & 1) ^ 1);
       mark_expect(bar, 2 * LEFT_BYTES);
       i64 piece = ((i64)blockIdx.y * job.blocks + block) * SLICES + slice;
-      bulk_load(base + slot * 2 * LEFT_BYTES, job.x_parts + piece * 2 * LEFT_BYTES, 2 * LEFT_BYTES, bar);
+      bulk_load(base + half * RING + slot * 2 * LEFT_BYTES, job.x_parts + piece * 2 * LEFT_BYTES, 2 * LEFT_BYTES, bar);
     }
 }
 INLINE void put_out(const Job& job, u32 base, const float (&sum)[SUMS], i64 row, int first, float upper, float lower) {
@@ -123,18 +143,19 @@ INLINE void put_out(const Job& job, u32 base, const float (&sum)[SUMS], i64 row,
   }
 }
 INLINE void consume(const Job& job, u32 base) {
-  u32 tiles = (u32)job.tiles, tile = blockIdx.x % tiles, step = gridDim.x / tiles;
-  int half = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row = half * 64 + warp * 16 + lane / 4;
-  mark_wait(base + BARRIERS + STAGES * 16, 0);
+  u32 tile = blockIdx.x % (u32)job.tiles;
+  int half = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row = warp * 16 + lane / 4;
+  mark_wait(mark_of(base, 2, 0), 0);
+  Walk walk = walk_of(job, half);
   int s = 0;
-  for (i64 block = blockIdx.x / tiles; block < job.blocks; block += step) {
+  for (i64 block = walk.block; block < job.blocks; block += walk.step) {
     const float* factors = job.x_factors + ((i64)blockIdx.y * job.blocks + block) * TM + row;
     float sum[SUMS], part[SUMS], upper = factors[0], lower = factors[8];
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++, s++) {
       int slot = s % STAGES;
-      u32 bar = base + BARRIERS + slot * 16;
-      u64 left = operand(base + slot * 2 * LEFT_BYTES + half * 8192), right = operand(base + MATRIX + slice * 2 * RIGHT_BYTES);
+      u32 bar = mark_of(base, half, slot);
+      u64 left = operand(base + half * RING + slot * 2 * LEFT_BYTES), right = operand(base + MATRIX + slice * 2 * RIGHT_BYTES);
       constexpr int REST = INNER % DEPTH ? (INNER % DEPTH + 15) / 16 : 4;
       int steps = slice == SLICES - 1 ? REST : 4;
       mark_wait(bar, s / STAGES & 1);
@@ -160,11 +181,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) rows_times(const __grid_con
   extern __shared__ __align__(128) unsigned char memory[];
   u32 base = (shared_address(memory) + 1023) & ~1023u, tile = blockIdx.x % (u32)job.tiles;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) {
+    for (int i = 0; i < 2 * STAGES; i++) {
       mark_init(base + BARRIERS + i * 16, 1);
-      mark_init(base + BARRIERS + i * 16 + 8, 8);
+      mark_init(base + BARRIERS + i * 16 + 8, 4);
     }
-    mark_init(base + BARRIERS + STAGES * 16, 1);
+    mark_init(mark_of(base, 2, 0), 1);
     mark_fence();
   }
   for (int n = threadIdx.x; n < TN; n += 384) {
@@ -175,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) rows_times(const __grid_con
   __syncthreads();
   if (threadIdx.x >= 256) {
     registers_down<24>();
-    if (threadIdx.x == 256) fetch(job, base);
+    if (threadIdx.x == 256 || threadIdx.x == 288) fetch(job, base, threadIdx.x == 288);
   } else {
     registers_up<240>();
     consume(job, base);

@@ -71,44 +71,59 @@ def tall_fits(rows: int, sizes: Sequence[int]) -> bool:
     return len(sizes) <= tall.MOST_OUTS // 4 and tiles <= tall.MOST_TILES and rows < 2**31 - 2**16
 
 
-def all_sums(
-    dA: Tensor,
-    h: Tensor,
-    z: Tensor,
-    h0: Tensor,
-    reset: Tensor | None,
-    sizes: Sequence[int],
-    runs: Sequence[Sequence[int]],
-    x: Tensor | None = None,
-    with_bias: bool = False,
-) -> tuple[list[Tensor], list[Tensor]]:
+class AllSums:
     """Σ δᵀ h(t-1) for each run of layers and Σ δ_lᵀ z_{l-1} for l > 0; Σ δᵀ x and Σ δ where they are wanted.
 
-    By the kernel that is written for Hopper; everything may have a leading member dimension.
+    By the kernel that is written for Hopper; everything may have a leading member dimension. `begin` needs no
+    gradient and may run beside the loop that computes them.
     """
-    population = dA.dim() == 4
-    dA, h, z, h0 = (_ready(t) if population else _ready(t).unsqueeze(0) for t in (dA, h, z, h0))
-    ends, hidden, total = [0, *accumulate(sizes)], sizes[-1], sum(sizes)
-    left = [tall.Left(h, h0)]
-    wanted = [tall.Wanted(0, hidden, ends[run[0]], ends[run[-1] + 1]) for run in runs]
-    entered, at = [], hidden
-    if x is not None:  # before the layers below: they are wanted for few columns of dA, all these for all
-        left.append(tall.Left(_ready(x) if population else _ready(x).unsqueeze(0)))
-        entered.append(tall.Wanted(at, at + x.shape[-1], 0, total))
-        at += x.shape[-1]
-    if with_bias:
-        left.append(tall.Left(None))
-        entered.append(tall.Wanted(at, at + 1, 0, total))
-        at += 1
-    if len(sizes) > 1:
-        left.append(tall.Left(z))
-    for l in range(1, len(sizes)):
-        wanted.append(tall.Wanted(at + ends[l - 1], at + ends[l], ends[l], ends[l + 1]))
-    found = tall.outer_sums(left, dA, None if reset is None else reset.contiguous(), [*wanted, *entered])
-    if with_bias:
-        found[-1] = found[-1].squeeze(-1)
-    found = found if population else [t.squeeze(0) for t in found]
-    return found[: len(wanted)], found[len(wanted) :]
+
+    def __init__(
+        self,
+        h: Tensor,
+        z: Tensor,
+        h0: Tensor,
+        reset: Tensor | None,
+        sizes: Sequence[int],
+        runs: Sequence[Sequence[int]],
+        x: Tensor | None = None,
+        with_bias: bool = False,
+    ):
+        self.population, self.with_bias = h.dim() == 4, with_bias
+        ends, hidden, total = [0, *accumulate(sizes)], sizes[-1], sum(sizes)
+        left = [tall.Left(self._led(h), self._led(h0))]
+        wanted = [tall.Wanted(0, hidden, ends[run[0]], ends[run[-1] + 1]) for run in runs]
+        entered, at = [], hidden
+        if x is not None:  # before the layers below: they are wanted for few columns of dA, all these for all
+            left.append(tall.Left(self._led(x)))
+            entered.append(tall.Wanted(at, at + x.shape[-1], 0, total))
+            at += x.shape[-1]
+        if with_bias:
+            left.append(tall.Left(None))
+            entered.append(tall.Wanted(at, at + 1, 0, total))
+            at += 1
+        if len(sizes) > 1:
+            left.append(tall.Left(self._led(z)))
+        for l in range(1, len(sizes)):
+            wanted.append(tall.Wanted(at + ends[l - 1], at + ends[l], ends[l], ends[l + 1]))
+        self.own = len(wanted)
+        marks = None if reset is None else reset.contiguous()
+        self.sums = tall.Sums(left, total, marks, [*wanted, *entered])
+
+    def _led(self, x: Tensor) -> Tensor:
+        return _ready(x) if self.population else _ready(x).unsqueeze(0)
+
+    def begin(self) -> None:
+        """Cut states, layers and inputs into parts."""
+        self.sums.cut_left()
+
+    def finish(self, dA: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The sums for the transition's matrices; those for the input and the biases."""
+        found = self.sums.finish(self._led(dA))
+        if self.with_bias:
+            found[-1] = found[-1].squeeze(-1)
+        found = found if self.population else [t.squeeze(0) for t in found]
+        return found[: self.own], found[self.own :]
 
 
 def chunks(rows: int) -> tuple[int, int]:
@@ -143,7 +158,9 @@ def _weight_products(
 ) -> list[Tensor]:
     """Σ δᵀ h(t-1) for each run of layers (first and one past the last, flattened), then Σ δ_lᵀ z_{l-1} for l > 0."""
     if hopper(dA.device) and tall_fits(dA.shape[-3] * dA.shape[-2], sizes):
-        return all_sums(dA, h, z, h0, reset, sizes, [range(a, b) for a, b in _pairs(runs)])[0]
+        sums = AllSums(h, z, h0, reset, sizes, [range(a, b) for a, b in _pairs(runs)])
+        sums.begin()
+        return sums.finish(dA)[0]
     population = dA.dim() == 4
     dA, h, z, h0 = (_ready(x) if population else _ready(x).unsqueeze(0) for x in (dA, h, z, h0))
     marks = None if reset is None else reset.contiguous()

@@ -17,7 +17,7 @@ from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.launch import device_of
 from deeprnn.backends.cuda.tall import multiply_macro
 
-ROWS, DEPTH, STAGES = 128, 64, 3  # as in rows.cu and entry.cu
+ROWS, ROWS_SHORT, DEPTH, STAGES = 128, 64, 64, 3  # as in rows.cu and entry.cu
 SHORT = 128  # numbers a row, up to which it is cut before
 WIDEST_SHORT, WIDEST = 200, 136  # columns of a tile
 
@@ -49,7 +49,7 @@ def shared(width: int, inner: int) -> int:
     """Bytes of shared memory of a block."""
     if inner <= SHORT:
         matrix = -(-inner // DEPTH) * width * DEPTH * 4
-        return STAGES * (ROWS * DEPTH * 4 + 16) + matrix + width * 8 + 16 + 1024
+        return 2 * STAGES * (ROWS_SHORT * DEPTH * 4 + 16) + matrix + width * 8 + 16 + 1024
     return STAGES * ((ROWS + width) * DEPTH * 4 + ROWS * 8 + 16) + 16 + width * 8 + 1024
 
 
@@ -59,13 +59,12 @@ def macros(width: int, inner: int) -> dict[str, str]:
 
 
 @lru_cache(maxsize=64)
-def kernels(width: int, inner: int, device: int) -> dict[str, Kernel]:
-    """The kernels of either source, by name."""
+def kernels(width: int, inner: int, device: int) -> tuple[Kernel, Kernel]:
+    """What splits, and what multiplies."""
     short = inner <= SHORT
     code = nvrtc.cubin("entry.cu" if short else "rows.cu", macros(width, inner), "sm_90a")
-    before = ("split_matrix", "split_rows") if short else ("split_matrix",)
-    found = {name: Kernel(code, name, device) for name in before}
-    return found | {"rows_times": Kernel(code, "rows_times", device, shared(width, inner))}
+    name = "split" if short else "split_matrix"
+    return Kernel(code, name, device), Kernel(code, "rows_times", device, shared(width, inner))
 
 
 def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -74,7 +73,8 @@ def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     columns, device = matrix.shape[-2], x.device
     short = inner <= SHORT
     width = tile_width(columns, WIDEST_SHORT if short else WIDEST)
-    tiles, blocks, slices = -(-columns // width), -(-count // ROWS), -(-inner // DEPTH)
+    tiles, slices = -(-columns // width), -(-inner // DEPTH)
+    blocks = -(-count // (ROWS_SHORT if short else ROWS))
     out = x.new_empty(members, count, columns)
     job = _Short() if short else _Long()
     job.x, job.matrix, job.out = x.data_ptr(), matrix.data_ptr(), out.data_ptr()
@@ -85,17 +85,17 @@ def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     parts = torch.empty(members * tiles * slices * 2 * width * DEPTH, dtype=torch.float16, device=device)
     factors = torch.empty(members * tiles * width, dtype=torch.int32, device=device)
     job.parts = parts.data_ptr()
-    kernel = kernels(width, inner, device.index)
+    split, times = kernels(width, inner, device.index)
+    teams, grid = max(1, device_of(device.index).processors // (tiles * members)), -(-tiles * width // 8)
     if isinstance(job, _Short):
-        x_parts = parts.new_empty(members * blocks * slices * 2 * ROWS * DEPTH)
-        x_factors = x.new_empty(members * blocks * ROWS)
+        x_parts = parts.new_empty(members * blocks * slices * 2 * ROWS_SHORT * DEPTH)
+        x_factors = x.new_empty(members * blocks * ROWS_SHORT)
         job.factors, job.blocks = factors.data_ptr(), blocks
         job.x_parts, job.x_factors = x_parts.data_ptr(), x_factors.data_ptr()
-        kernel["split_rows"].launch(blocks * ROWS // 32, 256, [job], device, rows=members)
+        split.launch(grid + blocks * ROWS_SHORT // 32, 256, [job], device, rows=members)
+        times.launch(tiles * min(teams, -(-blocks // 2)), 384, [job], device, rows=members)
     else:
         job.shifts = factors.data_ptr()
-    kernel["split_matrix"].launch(-(-tiles * width // 8), 256, [job], device, rows=members)
-    teams = max(1, device_of(device.index).processors // (tiles * members))
-    grid, threads = tiles * min(teams, blocks), 384 if short else 512
-    kernel["rows_times"].launch(grid, threads, [job], device, rows=members)
+        split.launch(grid, 256, [job], device, rows=members)
+        times.launch(tiles * min(teams, blocks), 512, [job], device, rows=members)
     return out

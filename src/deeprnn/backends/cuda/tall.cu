@@ -30,7 +30,9 @@ struct Job {
   u8* parts;            // (members, blocks, columns, 64) in fp16: high, and after all of them low
   float* scales;        // (members, blocks, columns): what undoes them
   float* partial;       // (members, tiles, splits, TN, TM)
-  i64 reset_member, rows, batch, columns, blocks, each, tiles, splits, low, matrix_count;   // blocks: of 64 rows; low: bytes
+  i64 reset_member, rows, batch, blocks, each, tiles, splits, low, matrix_count;   // blocks: of 64 rows; low: bytes
+  i64 columns, left_columns, offset;   // of both sides; of the left side; where the right side begins, in 128s
+  i64 first_group, groups;             // of 128 columns, for `split_columns`
   Target outs[24];
   i64 out_count;
   int tile[200][2];     // first column of the left and of the right side, among all
@@ -45,11 +47,12 @@ INLINE float inverse(float scale) { return __uint_as_float((254u << 23) - __floa
 
 extern "C" __global__ void __launch_bounds__(128) split_columns(const __grid_constant__ Job job) {
   __shared__ __align__(128) unsigned char image[2 * 128 * 128];
-  u32 groups = (u32)((job.columns + 127) / 128), group = blockIdx.x % groups, block = blockIdx.x / groups, c = threadIdx.x;
+  u32 groups = (u32)job.groups, group = blockIdx.x % groups + (u32)job.first_group, block = blockIdx.x / groups, c = threadIdx.x;
+  i64 end = group * 128 < job.offset ? job.left_columns : job.columns;
   i64 column = group * 128 + c, member = blockIdx.y, width = 0;
   const float *x = nullptr, *first = nullptr;
   bool ones = false;
-  if (column < job.columns)
+  if (column < end)
     for (int i = 0; i < job.matrix_count; i++) {
       const Matrix& m = job.matrices[i];
       if (column < m.start || column >= m.start + m.width) continue;
@@ -91,11 +94,11 @@ extern "C" __global__ void __launch_bounds__(128) split_columns(const __grid_con
     store_parts(v + 8 * i, scale, at, at + 128 * 128);
   }
   i64 place = (member * job.blocks + block) * job.columns + group * 128;
-  if (column < job.columns) job.scales[place + c] = inverse(scale);
+  if (column < end) job.scales[place + c] = inverse(scale);
   operand_fence();
   __syncthreads();
   if (c < 2) {
-    u32 bytes = (u32)min(job.columns - group * 128, (i64)128) * 128;
+    u32 bytes = (u32)min(end - group * 128, (i64)128) * 128;
     bulk_store(job.parts + c * job.low + place * 128, shared_address(image) + c * 128 * 128, bytes);
     bulk_stored();
   }

@@ -115,8 +115,9 @@ class _Job(ctypes.Structure):
     _fields_ = (
         ("matrices", _Matrix * MOST_MATRICES),
         *((n, ctypes.c_void_p) for n in ("reset", "parts", "scales", "partial")),
-        *((n, ctypes.c_int64) for n in ("reset_member", "rows", "batch", "columns", "blocks")),
+        *((n, ctypes.c_int64) for n in ("reset_member", "rows", "batch", "blocks")),
         *((n, ctypes.c_int64) for n in ("each", "tiles", "splits", "low", "matrix_count")),
+        *((n, ctypes.c_int64) for n in ("columns", "left_columns", "offset", "first_group", "groups")),
         ("outs", _Out * MOST_OUTS),
         ("out_count", ctypes.c_int64),
         ("tile", ctypes.c_int32 * 2 * MOST_TILES),
@@ -154,42 +155,75 @@ def kernels(columns: int, device: int) -> tuple[Kernel, Kernel, Kernel]:
     return Kernel(code, "split_columns", device), outer, Kernel(code, "collect", device)
 
 
+class Sums:
+    """Sums in two steps: the left side may be cut into parts while the right side is still being computed."""
+
+    def __init__(
+        self, left: Sequence[Left], right_width: int, reset: Tensor | None, wanted: Sequence[Wanted]
+    ):
+        """The first matrix of the left side is none of ones; reset marks are those of previous states."""
+        x = left[0].x
+        assert x is not None
+        self.members, steps, batch, _ = x.shape
+        self.device, self.left, self.reset, self.wanted = x.device, left, reset, wanted
+        rows, width = steps * batch, sum(side.width for side in left)
+        plan = cut(tuple(wanted), rows, self.members, device_of(x.device.index).processors)
+        assert plan is not None
+        self.plan, self.job = plan, _Job()
+        job, blocks = self.job, -(-rows // ROWS)
+        job.left_columns, job.offset = -(-width // 8) * 8, -(-width // 128) * 128
+        job.columns, job.blocks = job.offset + -(-right_width // 8) * 8, blocks
+        count = self.members * blocks * job.columns
+        # The last tile may read beyond the last column: what it finds there goes nowhere.
+        parts = torch.empty((2 * count + max(TILES)) * ROWS, dtype=torch.float16, device=x.device)
+        scales = x.new_empty(count + max(TILES))
+        self.kept = (parts, scales)
+        job.parts, job.scales, job.low = parts.data_ptr(), scales.data_ptr(), count * ROWS * 2
+        start = 0
+        for i, side in enumerate(left):
+            pointers = (None if t is None else t.data_ptr() for t in side)
+            job.matrices[i] = _Matrix(*pointers, side.width, start)
+            start += side.width
+        if reset is not None:
+            job.reset, job.reset_member = reset.data_ptr(), rows if reset.dim() == 3 else 0
+        job.rows, job.batch, job.each = rows, batch, plan.each
+        job.tiles, job.splits, job.matrix_count = len(plan.tiles), plan.splits, len(left)
+        for i, (m, n) in enumerate(plan.tiles):
+            job.tile[i][0], job.tile[i][1] = m, job.offset + n
+
+    def _split(self, first: int, end: int) -> None:
+        """Cut columns into parts, from a multiple of 128 on."""
+        job = self.job
+        job.first_group, job.groups = first // 128, -(-(end - first) // 128)
+        split = kernels(self.plan.columns, self.device.index)[0]
+        split.launch(job.blocks * job.groups, 128, [job], self.device, rows=self.members)
+
+    def cut_left(self) -> None:
+        """The first step: needs the left side alone."""
+        self._split(0, self.job.left_columns)
+
+    def finish(self, right: Tensor) -> list[Tensor]:
+        """The second: right is (P, T, B, width); for each wanted block its sums (P, right columns, left columns)."""
+        job, plan, members = self.job, self.plan, self.members
+        outs = [right.new_empty(members, w.right_end - w.right, w.left_end - w.left) for w in self.wanted]
+        partial = right.new_empty(members, len(plan.tiles) * plan.splits, plan.columns, WIDTH)
+        job.matrices[len(self.left)] = _Matrix(right.data_ptr(), None, right.shape[-1], job.offset)
+        job.matrix_count, job.partial, job.out_count = len(self.left) + 1, partial.data_ptr(), len(outs)
+        for i, (out, w) in enumerate(zip(outs, self.wanted, strict=True)):
+            right_range = job.offset + w.right, job.offset + w.right_end
+            job.outs[i] = _Out(out.data_ptr(), w.left, w.left_end, *right_range)
+        self._split(job.offset, job.columns)
+        _, outer, collect = kernels(plan.columns, self.device.index)
+        outer.launch(len(plan.tiles) * plan.splits, 384, [job], self.device, rows=members)
+        numbers = len(plan.tiles) * plan.columns * WIDTH
+        collect.launch(-(-numbers // 1024), 256, [job], self.device, rows=members)
+        return outs
+
+
 def outer_sums(
     left: Sequence[Left], right: Tensor, reset: Tensor | None, wanted: Sequence[Wanted]
 ) -> list[Tensor]:
-    """For each wanted block its sums (P, right columns, left columns); right is (P, T, B, width)."""
-    members, steps, batch, width = right.shape
-    device, rows = right.device, steps * batch
-    plan = cut(tuple(wanted), rows, members, device_of(device.index).processors)
-    assert plan is not None
-    outs = [right.new_empty(members, w.right_end - w.right, w.left_end - w.left) for w in wanted]
-    offset = -(-sum(x.width for x in left) // 8) * 8  # where the right side begins
-    job = _Job()
-    job.columns, job.blocks = offset + -(-width // 8) * 8, -(-rows // ROWS)
-    count = members * job.blocks * job.columns
-    # The last tile may read beyond the last column: what it finds there goes nowhere.
-    parts = torch.empty((2 * count + max(TILES)) * ROWS, dtype=torch.float16, device=device)
-    scales = right.new_empty(count + max(TILES))
-    partial = right.new_empty(members, len(plan.tiles) * plan.splits, plan.columns, WIDTH)
-    start = 0
-    for i, (x, first) in enumerate(left):
-        pointers = (None if t is None else t.data_ptr() for t in (x, first))
-        job.matrices[i] = _Matrix(*pointers, left[i].width, start)
-        start += left[i].width
-    job.matrices[len(left)] = _Matrix(right.data_ptr(), None, width, offset)
-    job.matrix_count, job.low = len(left) + 1, count * ROWS * 2
-    job.parts, job.scales, job.partial = parts.data_ptr(), scales.data_ptr(), partial.data_ptr()
-    if reset is not None:
-        job.reset, job.reset_member = reset.data_ptr(), rows if reset.dim() == 3 else 0
-    job.rows, job.batch, job.each = rows, batch, plan.each
-    job.tiles, job.splits, job.out_count = len(plan.tiles), plan.splits, len(outs)
-    for i, (out, w) in enumerate(zip(outs, wanted, strict=True)):
-        job.outs[i] = _Out(out.data_ptr(), w.left, w.left_end, offset + w.right, offset + w.right_end)
-    for i, (m, n) in enumerate(plan.tiles):
-        job.tile[i][0], job.tile[i][1] = m, offset + n
-    split, outer, collect = kernels(plan.columns, device.index)
-    split.launch(job.blocks * -(-job.columns // 128), 128, [job], device, rows=members)
-    outer.launch(len(plan.tiles) * plan.splits, 384, [job], device, rows=members)
-    per = plan.columns * WIDTH // 4
-    collect.launch(-(-len(plan.tiles) * per // 256), 256, [job], device, rows=members)
-    return outs
+    """Both steps at once."""
+    sums = Sums(left, right.shape[-1], reset, wanted)
+    sums.cut_left()
+    return sums.finish(right)
