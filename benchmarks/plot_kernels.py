@@ -69,7 +69,7 @@ def batch_figure(data: dict[str, Any]) -> bytes:
             ours = peer == "ours"
             axes.plot(list(points), list(points.values()), "o-", color=colour, linewidth=2.6 if ours else 1.3,
                       markersize=6 if ours else 3.5, zorder=3 if ours else 2,
-                      label=label if points or axes is panels[0] else None)  # fmt: skip
+                      label=label if select(data["rows"], peer=peer) else None)  # fmt: skip
             for batch, us in points.items() if ours else ():
                 axes.annotate(f"{us:.1f}", (batch, us), (8, -11), textcoords="offset points", ha="left",
                               color=colour, fontsize=8.5, fontweight="bold")  # fmt: skip

@@ -255,10 +255,6 @@ def test_speed_is_a_ratio_to_each_peer(tmp_path: Path):
     assert "500 (200x) | — |" in text
     assert "LSTM" not in text  # measured at another width only
     assert "torch 2.11.0 |" in text
-    (tmp_path / speed.LATER).write_text(json.dumps({"rows": [{"B": 1, "both": 2.04}, {"B": 16, "both": 4}]}))
-    later = speed.speed_markdown(tmp_path)  # a row of its own: ratios stay within one run
-    assert "without the peers) | **2.0** | **4.0** |" in later
-    assert "one **shallow** layer | 20.0 (8.0x) | 30.0 (6.0x) |" in later
     assert speed.speed_markdown(tmp_path / "nowhere") == ""
 
 

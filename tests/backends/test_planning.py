@@ -7,9 +7,10 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from deeprnn.backends import TransitionSpec
-from deeprnn.backends.cuda import planning
+from deeprnn.backends.cuda import launch, planning
 from deeprnn.backends.cuda.planning import Device, Plan
 
 SWEEP = Path(__file__).parents[2] / "results" / "bench" / "h200-sweep.jsonl"
@@ -148,3 +149,27 @@ def test_kernels_in_company_spread_less_widely():
         planning.expect_company(1)
     assert H200.resident(alone.cluster) < 15
     assert H200.resident(together.cluster) >= 15
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_bf16_by_ffma_is_kept_unpacked_where_it_fits(backward):
+    def made(size: int, batch: int = 1) -> Plan:
+        spec = TransitionSpec((size, size), ("sigmoid", "sigmoid"), (False, True))
+        return planning.make_plan(spec, batch, 1, True, backward, Device())
+
+    assert (made(400).path, made(400).bf16) == ("cluster", False)
+    assert (made(1000).path, made(1000).bf16) == ("wide", False)
+    assert (made(1800).path, made(1800).bf16) == ("wide", True), "in fp32 the card cannot hold it"
+    assert (made(400, 64).path, made(400, 64).bf16) == ("mma", True), "tensor cores take bf16 as it is"
+
+
+def test_weights_kept_unpacked_are_rounded_all_the_same():
+    spec = TransitionSpec((40, 40), ("tanh", "tanh"), (False, True))
+    W, S = [torch.randn(1, 40, 40), torch.randn(1, 40, 40)], [torch.randn(1, 40, 40)]
+    stages = planning.ring(spec, False)
+    for bf16 in (True, False):
+        plan = planning.make_plan(spec, 1, 1, bf16, False, Device())
+        assert not plan.bf16
+        given = [m for m, *_ in launch._matrices(stages, W, S, spec, plan, bf16)]
+        rounded = [bool(torch.equal(m, m.bfloat16().float())) for m in given]
+        assert rounded == [bf16] * 3

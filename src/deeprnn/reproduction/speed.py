@@ -11,13 +11,12 @@ from deeprnn.errors import UserError
 
 FOLDER = Path("results/bench")
 HIDDEN = 400
-GPU = "h200-peers-400.json"
-LATER = "h200-layer.json"
-"""the same layer by later kernels, measured without the peers"""
+GPU = "h200-measure.json"
 CPU = "cpu.json"
 NAMES = {
     "eager loop": "PyTorch, the loop written out",
     "CUDA graph": "the same, captured in a CUDA graph",
+    "torch.compile": "the same, each step by `torch.compile`",
     "JAX lax.scan": "JAX `lax.scan`",
     "nn.RNN": "`nn.RNN`: one **shallow** layer",
     "nn.RNN x2": "`nn.RNN`: two shallow layers",
@@ -31,9 +30,7 @@ def speed_markdown(folder: str | Path = FOLDER) -> str:
     for file, where in ((GPU, "one NVIDIA H200"), (CPU, "CPU")):
         path = Path(folder) / file
         if path.exists():
-            later = Path(folder) / LATER
-            rows = _read(later)["rows"] if file == GPU and later.exists() else []
-            parts.append(_device(_read(path), where, {int(r["B"]): r["both"] for r in rows}))
+            parts.append(_device(_read(path), where))
     if not parts:
         return ""
     head = (
@@ -52,7 +49,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise UserError(f"{path} is not JSON: {error}") from error
 
 
-def _device(found: Mapping[str, Any], where: str, later: Mapping[int, float]) -> str:
+def _device(found: Mapping[str, Any], where: str) -> str:
     rows = [r for r in found["rows"] if _of(r, "hidden") == HIDDEN and r.get("train_us")]
     batches = sorted({int(_of(r, "batch")) for r in rows})
     names = [n for n in NAMES if any(r["peer"] == n for r in rows)]
@@ -60,14 +57,7 @@ def _device(found: Mapping[str, Any], where: str, later: Mapping[int, float]) ->
     lines = [f"| {_title(found, where)} | " + " | ".join(f"batch {b}" for b in batches) + " |"]
     lines.append("|---" * (len(batches) + 1) + "|")
     called = {int(_of(r, "batch")): r["called_us"] for r in rows if r["peer"] == "ours" and "called_us" in r}
-    if later:
-        cells = [f"**{_us(later.get(b))}**" for b in batches]
-        lines.append(
-            "| **deeprnn now**, in a CUDA graph (a later run, without the peers) | "
-            + " | ".join(cells)
-            + " |"
-        )
-    label = "**deeprnn** beside the peers, in a CUDA graph, as it trains" if called else "**deeprnn**"
+    label = "**deeprnn** in a CUDA graph, as it trains" if called else "**deeprnn**"
     lines.append(f"| {label} | " + " | ".join(f"**{_us(mine.get(b))}**" for b in batches) + " |")
     if called:
         cells = [_us(called.get(b)) for b in batches]

@@ -46,7 +46,7 @@ def forward(
     stages = ring(spec, backward=False)
     plan = plan or make_plan(spec, batch, members, bf16, False, device_of(A.device.index))
     A, h0 = _rows(A), _rows(h0)
-    matrices = _matrices(stages, W, S, spec, plan)
+    matrices = _matrices(stages, W, S, spec, plan, bf16)
     pointers = [A, None, h, z, h0, None, None, reset]
     strides = [A.stride(0), h0.stride(0)]
     _launch(plan, stages, matrices, pointers, strides, reset, False, steps, batch, members, A.device)
@@ -62,7 +62,7 @@ def backward(
     plan = plan or make_plan(spec, batch, members, bf16, True, device_of(h.device.index))
     dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
     dz = dz.contiguous() if dz is not None and spec.depth > 1 else None
-    matrices = _matrices(stages, W, S, spec, plan)
+    matrices = _matrices(stages, W, S, spec, plan, bf16)
     pointers = [dh, dz, h, z, None, dA, dh0, reset]
     _launch(plan, stages, matrices, pointers, [0, 0], reset, dz is not None, steps, batch, members, h.device)
 
@@ -73,7 +73,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _matrices(
-    stages: Ring, W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec, plan: Plan
+    stages: Ring, W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec, plan: Plan, bf16: bool
 ) -> list[tuple[Tensor, int, int, int]]:
     """Each matrix as the kernel sees it: its tensor and the strides of member, output row and inner column."""
     shortcut = iter(S)
@@ -81,9 +81,9 @@ def _matrices(
     found = []
     for kind, l in stages.names:
         m = W[l] if kind == "W" else by_layer[l]
+        if bf16 and (plan.path == "generic" or not plan.bf16):  # the kernel keeps what it is given
+            m = m.bfloat16().float()
         if plan.path == "generic":  # this kernel reads rows of 32 outputs: they must be adjacent
-            if plan.bf16:
-                m = m.bfloat16().float()
             m = m.contiguous() if stages.backward else m.mT.contiguous().mT
         row, column = (m.stride(2), m.stride(1)) if stages.backward else (m.stride(1), m.stride(2))
         found.append((m, m.stride(0), row, column))

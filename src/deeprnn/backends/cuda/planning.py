@@ -166,17 +166,25 @@ def expect_company(kernels: int) -> None:
 
 @lru_cache(maxsize=4096)
 def _make_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device) -> Plan:
-    best = None
-    if device.capability[0] >= 9:
-        few = cluster_plans(ring, batch, members, bf16, device)
-        many = mma_plans(ring, batch, members, bf16, device) if TENSOR_CORES and batch > 1 else ()
-        best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
+    """The cheapest shape. For FFMA weights in bf16 have to be unpacked at every use, which takes twice the time
+    (h200-measure.json): where they fit in fp32, they are rounded beforehand and kept so."""
     from deeprnn.backends.cuda.wide import wide_plan  # it builds on this module
 
-    if best is None or (best.path == "cluster" and batch * members > 1):  # perhaps in many waves
-        whole = wide_plan(ring, batch, members, bf16, device)
-        best = min(filter(None, (best, whole)), key=lambda plan: plan.cost, default=None)
-    return best or generic_plan(ring, batch, members, bf16, device)
+    clusters = device.capability[0] >= 9
+    many = (
+        tuple(mma_plans(ring, batch, members, bf16, device))
+        if clusters and TENSOR_CORES and batch > 1
+        else ()
+    )
+    for packed in (False, True) if bf16 else (False,):
+        few = cluster_plans(ring, batch, members, packed, device) if clusters else ()
+        best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
+        if best is None or (best.path == "cluster" and batch * members > 1):  # perhaps in many waves
+            whole = wide_plan(ring, batch, members, packed, device)
+            best = min(filter(None, (best, whole)), key=lambda plan: plan.cost, default=None)
+        if best is not None:
+            return best
+    return generic_plan(ring, batch, members, bf16, device)
 
 
 def cluster_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
