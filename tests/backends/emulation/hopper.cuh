@@ -57,7 +57,6 @@ INLINE u32 lanes_where(bool x) {
 }
 INLINE float load_float(u32 a) { float r; memcpy(&r, at(a, 4), 4); return r; }
 INLINE u32 load_word(u32 a) { u32 r; memcpy(&r, at(a, 4), 4); return r; }
-INLINE float load_once(const float* p) { return *p; }
 INLINE float4 load_four(const float* p) { return {p[0], p[1], p[2], p[3]}; }
 INLINE void put_four(u8* p, const u32 (&v)[4]) { memcpy(p, v, 16); }
 INLINE void store_two(float* p, float x, float y) { p[0] = x; p[1] = y; }

@@ -65,11 +65,6 @@ INLINE u32 load_word(u32 at) {
   return r;
 }
 // Loads in the order written: free to move, they would need all their addresses at once.
-INLINE float load_once(const float* p) {
-  float r;
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(r) : "l"(p));
-  return r;
-}
 INLINE float4 load_four(const float* p) {
   float4 r;
   asm volatile("ld.global.nc.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "l"(p));
