@@ -246,6 +246,9 @@ def test_only_many_rows_of_plain_fp32_on_a_gpu_are_taken_over(monkeypatch):
     assert not entering.serves(x, (weight.double(),), spec)
     assert not entering.serves(x.transpose(0, 1), (weight,), spec)
     assert not entering.serves(torch.zeros(100, 64, 87), (weight,), spec)
+    assert not entering.serves(x, (torch.zeros(800, 92), None), spec)
+    assert not entering.serves(x, (torch.zeros(796, 88), None), spec)
+    assert not entering.serves(x, (weight, torch.zeros(799)), spec)
     assert not entering.serves(x, (weight,), TransitionSpec((400, 20), ("sigmoid", "sigmoid"), (False, True)))
     with torch.autocast("cpu"):
         assert not entering.serves(x, (weight,), spec)

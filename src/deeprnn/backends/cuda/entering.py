@@ -41,12 +41,20 @@ def unroll(
 
 
 def serves(x: Tensor, given: Sequence[Tensor | None], spec: TransitionSpec) -> bool:
-    """Whether this operation should serve: plain fp32 tensors on a Hopper GPU, many rows; `given`: all but x."""
+    """Whether this operation should serve: plain fp32 tensors on a Hopper GPU, many rows.
+
+    `given`: all but x, the input's matrix and its bias first. Where these do not fit x, torch's product says so.
+    """
     if torch.compiler.is_compiling() or x.device.type != DEVICE or x.dim() != 3 or autocasts(DEVICE):
         return False
     if inside_vmap() or inside_functional_grad() or not cuda._plain(x, *given):
         return False
     if any(t is not None and t.dtype != torch.float32 for t in (x, *given)):
+        return False
+    weight, bias = given[0], given[1] if len(given) > 1 else None
+    if weight is None or weight.shape != (spec.total, x.shape[-1]):
+        return False
+    if bias is not None and bias.shape != (spec.total,):
         return False
     return fits(x, spec) and products.hopper(x.device)
 
