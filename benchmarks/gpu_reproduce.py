@@ -98,10 +98,9 @@ class Slice:
             temporary = self.out / ".ledger.new"
             with tarfile.open(temporary, "w:gz", compresslevel=6) as tar:
                 for path in sorted(self.settings.ledger.glob("*.json")):
-                    content = self._with_commit(path.read_bytes())
-                    known = LEDGER / path.name
+                    content, known = path.read_bytes(), LEDGER / path.name
                     if not known.exists() or known.read_bytes() != content:
-                        add(tar, path.name, content)
+                        add(tar, path.name, self._with_commit(content))
             temporary.replace(self.out / "ledger.tar.gz")
 
     def _with_commit(self, content: bytes) -> bytes:
