@@ -13,26 +13,19 @@ import pytest
 
 from deeprnn.backends.cuda import nvrtc
 
-HEADER = Path(__file__).parent / "emulation" / "small.h"
+HERE = Path(__file__).parent / "emulation"
 EMULATED = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 
 
 class Small:
     """Has the `launch` of `driver.Kernel`."""
 
-    def __init__(
-        self, folder: Path, source: str, name: str, macros: Mapping[str, Any] | None = None,
-        instead: Mapping[str, str] | None = None,
-    ):  # fmt: skip
-        """`instead`: lines of assembler, and what does the same in C++."""
+    def __init__(self, folder: Path, source: str, name: str, macros: Mapping[str, Any] | None = None):
         text = "".join(f"#define {k} {v}\n" for k, v in (macros or {}).items())
-        text += (nvrtc.FOLDER / source).read_text().replace('"common.cuh"', f'"{HEADER}"')
-        for assembler, other in (instead or {}).items():
-            assert assembler in text
-            text = text.replace(assembler, other)
+        text += (nvrtc.FOLDER / source).read_text().replace('"common.cuh"', '"small.h"')
         file = folder / f"{name}.cpp"
         file.write_text(f"{text}\nRUN({name})\n")
-        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{HERE}", f"-I{nvrtc.FOLDER}"]
         subprocess.run(["g++", *options, "-o", f"{file}.so", file], check=True)
         self.run = ctypes.CDLL(f"{file}.so").run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from deeprnn.backends import gradients
 from deeprnn.backends.cuda import planning, products
+from tests.backends.hopper_emulation import needs_half
 from tests.backends.small_emulation import EMULATED, Small
 
 GPU = pytest.mark.gpu
@@ -90,15 +90,6 @@ def test_the_operator_promises_the_shapes_of_the_plain_products(members):
     assert [x.shape for x in promised] == [x.shape for x in plain]
 
 
-HALVES = {
-    'asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));':
-    "_Float16 h[2] = {(_Float16)x, (_Float16)y}; memcpy(&r, h, 4);",
-    'asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(x), "=f"(y) '
-    ': "r"(pair));':
-    "_Float16 h[2]; memcpy(h, &pair, 4); x = h[0]; y = h[1];",
-}  # fmt: skip
-
-
 @pytest.fixture
 def emulated(monkeypatch, tmp_path):
     """The kernels compiled for the CPU; the tensor cores' products by float64, which is exact for them."""
@@ -107,9 +98,8 @@ def emulated(monkeypatch, tmp_path):
         assert a.dtype == b.dtype == torch.float16
         return (a.double() @ b.double()).to(out_dtype)
 
-    if subprocess.run(["g++", "-fsyntax-only", "-xc++", "-"], input=b"_Float16 x;", check=False).returncode:
-        pytest.skip("this g++ has no _Float16")
-    kernel = lru_cache(lambda name, device: Small(tmp_path, "products.cu", name, instead=HALVES))
+    needs_half()
+    kernel = lru_cache(lambda name, device: Small(tmp_path, "products.cu", name))
     monkeypatch.setattr(products, "_kernel", kernel)
     monkeypatch.setattr(products, "device_of", lambda index: planning.Device())
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

@@ -10,7 +10,6 @@ extern "C" const char* run(const JOB* job, int grid, int rows, int threads, int 
   gridDim = {(u32)grid, (u32)rows};
   begin(seed);
   for (int b = 0; b < grid * rows; b++) {
-    marks.clear();
     block_row = b / grid;
     if (const char* error = run_together(job_body, b % grid, 1, threads, shared + 16)) return error;
   }

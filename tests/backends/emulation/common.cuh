@@ -126,12 +126,15 @@ INLINE void settle(Bytes& b) {
 INLINE void barrier_expect(u32 bar, u32 n) {
   Bytes& b = machine.bytes.at(bar);
   b.expected += n;
-  if (--b.arrivals < 0) fail("a barrier was armed twice in one phase");
+  if (--b.arrivals < 0) fail("one arrival too many in one phase of a barrier");
   settle(b);
 }
 INLINE void barrier_arrive(u32 bar) { barrier_expect(bar, 0); }
-INLINE void barrier_wait(u32 bar, u32 phase) {
+INLINE void barrier_wait_alone(u32 bar, u32 phase) {
   while (machine.bytes.at(bar).phase == phase) { carry(); yield(); }
+}
+INLINE void barrier_wait(u32 bar, u32 phase) {
+  barrier_wait_alone(bar, phase);
   __syncwarp();
 }
 INLINE void arrive(u32 bar, int n) { Bytes& b = machine.bytes.at(bar); b.expected -= n; settle(b); }

@@ -2,53 +2,29 @@
 // are read from shared memory as their descriptors say, swizzled.
 #pragma once
 #include "common.cuh"
-#define __device__
+#include "halves.cuh"
 struct BlockIndex { u32 x, y; };
 static u32 block_row;
 static BlockIndex gridDim;
 #undef blockIdx
 #define blockIdx (BlockIndex{machine.now->block.x, block_row})
-struct Mark { int count = 0, left = 0; u32 phase = 0; i64 bytes = 0; };
-static std::map<u32, Mark> marks;
 struct float4 { float x, y, z, w; };
 INLINE float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-INLINE void mark_settle(Mark& m) {
-  if (m.left == 0 && m.bytes == 0) { m.phase ^= 1; m.left = m.count; machine.idle = 0; }
-}
-INLINE void mark_init(u32 bar, u32 n) { marks[bar] = Mark(); marks[bar].count = marks[bar].left = n; at(bar, 8); }
-INLINE void mark_arrive(u32 bar) {
-  Mark& m = marks.at(bar);
-  if (--m.left < 0) fail("one arrival too many");
-  mark_settle(m);
-}
-INLINE void mark_expect(u32 bar, u32 n) { marks.at(bar).bytes += n; mark_arrive(bar); }
-INLINE void mark_fence() {}
-INLINE void mark_wait(u32 bar, u32 phase) {
-  while (marks.at(bar).phase == phase) yield();
-  __syncwarp();
-}
 template <int N> INLINE void group_sync(int id) { pass(machine.gates[{machine.now->rank, id}], N); }
 template <int N> INLINE void group_arrive(int id) {   // counted, without waiting
   Gate& gate = machine.gates[{machine.now->rank, id}];
   if (++gate.waiting == N) { gate.waiting = 0; gate.turn++; machine.idle = 0; }
 }
-INLINE void operand_fence() {}
-template <int N> INLINE void registers_up() {}
-template <int N> INLINE void registers_down() {}
 INLINE void products_begin() {}
 INLINE void products_commit() {}
 template <int N> INLINE void products_wait() { __syncwarp(); }   // by all lanes together
 INLINE u64 operand(u32 address) { return (u64)((address & 0x3ffff) >> 4) | (u64)64 << 32 | (u64)1 << 62; }
 INLINE void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
   for (u32 i = 0; i < bytes; i += 16) memcpy(at(to + i, 16), (const char*)from + i, 16);
-  marks.at(bar).bytes -= bytes;
-  mark_settle(marks.at(bar));
+  arrive(bar, bytes);
 }
 INLINE void bulk_store(void* to, u32 from, u32 bytes) { memcpy(to, at(from, 1), bytes); }
 INLINE void bulk_stored() {}
-INLINE void mark_wait_alone(u32 bar, u32 phase) {
-  while (marks.at(bar).phase == phase) yield();
-}
 INLINE void load_two(float& x, float& y, u32 a) { memcpy(&x, at(a, 4), 4); memcpy(&y, at(a + 4, 4), 4); }
 INLINE u32 lanes_where(bool x) {
   u32 found = 0;
@@ -60,9 +36,6 @@ INLINE u32 load_word(u32 a) { u32 r; memcpy(&r, at(a, 4), 4); return r; }
 INLINE float4 load_four(const float* p) { return {p[0], p[1], p[2], p[3]}; }
 INLINE void put_four(u8* p, const u32 (&v)[4]) { memcpy(p, v, 16); }
 INLINE void store_two(float* p, float x, float y) { p[0] = x; p[1] = y; }
-INLINE void store_float(u32 a, float x) { memcpy(at(a, 4), &x, 4); }
-INLINE u32 halves(float x, float y) { _Float16 h[2] = {(_Float16)x, (_Float16)y}; u32 r; memcpy(&r, h, 4); return r; }
-INLINE void widen(u32 pair, float& x, float& y) { _Float16 h[2]; memcpy(h, &pair, 4); x = h[0]; y = h[1]; }
 INLINE double element(u64 descriptor, int row, int k) {
   u32 a = (u32)(descriptor & 0x3fff) * 16 + row / 8 * ((u32)(descriptor >> 32 & 0x3fff) * 16) + row % 8 * 128 + k * 2;
   a ^= (a >> 7 & 7) << 4;

@@ -78,12 +78,15 @@ INLINE void barrier_expect(u32 bar, u32 bytes) {
 }
 INLINE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 // The bytes are counted by complete_tx, as a bulk copy's are, so the default scope (cta) orders what follows;
-// .cluster would add an invalidation of L1 to every wait. All lanes leave together: a warp that stays divided
-// after the loop would run its products twice.
-INLINE void barrier_wait(u32 bar, u32 phase) {
+// .cluster would add an invalidation of L1 to every wait. By one thread: the others of its warp do not wait with it.
+INLINE void barrier_wait_alone(u32 bar, u32 phase) {
   asm volatile(
       "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}"
       ::"r"(bar), "r"(phase) : "memory");
+}
+// All lanes leave together: a warp that stays divided after the loop would run its products twice.
+INLINE void barrier_wait(u32 bar, u32 phase) {
+  barrier_wait_alone(bar, phase);
   __syncwarp();
 }
 // Store into another block's shared memory; the arrival of the bytes is counted on that block's barrier.
@@ -99,8 +102,8 @@ INLINE void send4(u32 address, const u32 (&v)[4], u32 bar) {
 // Have these computed here, and not where they are used.
 INLINE void pin(u8*& a, u32& b, u32& c) { asm volatile("" : "+l"(a), "+r"(b), "+r"(c)); }
 // Copies by the copy engine: a run of shared memory into global memory; from there to the same place of every block of
-// the cluster, where the bytes are counted. What was stored before is seen by it after the fence, which every thread
-// that stored must pass.
+// the cluster, where the bytes are counted. What was stored before is seen by it (and by Hopper's warpgroup products)
+// after the fence, which every thread that stored must pass.
 INLINE void copy_out(void* to, u32 from, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;"
                ::"l"(to), "r"(from), "r"(bytes) : "memory");

@@ -9,8 +9,9 @@
 // Macros: TN (a multiple of 8), INNER (columns k, a multiple of 4, at most 128), and MULTIPLY(d, a, b, add).
 #include "hopper.cuh"
 #include "parts.cuh"
+#include "operands.cuh"
 
-constexpr int DEPTH = 64, STAGES = 3, TM = 64, SUMS = TN / 2, SLICES = (INNER + DEPTH - 1) / DEPTH;
+constexpr int STAGES = 3, TM = 64, SUMS = TN / 2, SLICES = (INNER + DEPTH - 1) / DEPTH;
 constexpr u32 LEFT_BYTES = TM * 128, RIGHT_BYTES = TN * 128;   // of one part of one slice
 constexpr u32 RING = STAGES * 2 * LEFT_BYTES, MATRIX = 2 * RING, FACTORS = MATRIX + SLICES * 2 * RIGHT_BYTES, BIAS = FACTORS + TN * 4,
               BARRIERS = BIAS + TN * 4;
@@ -26,34 +27,6 @@ struct Job {
   float* factors;        // (members, tiles, TN)
   i64 rows, columns, blocks, tiles, matrix_member, matrix_row, matrix_column, bias_member;
 };
-
-INLINE float row_scale(float most) { return most > 0.0f ? scale_for(most, 0.0f) : 1.0f; }
-INLINE float inverse(float scale) { return __uint_as_float((254u << 23) - __float_as_uint(scale)); }
-
-// A warp a row.
-INLINE void split_matrix(const Job& job, u32 at) {
-  i64 n = (i64)at * 8 + threadIdx.x / 32, member = blockIdx.y, tile = n / TN, row = n % TN;
-  int lane = threadIdx.x % 32;
-  if (tile >= job.tiles) return;
-  const float* from = job.matrix + member * job.matrix_member + n * job.matrix_row;
-  float most = 0.0f;
-  if (n < job.columns)
-    for (int k = lane; k < INNER; k += 32) most = fmaxf(most, fabsf(from[k * job.matrix_column]));
-#pragma unroll
-  for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, i));
-  float scale = row_scale(most);
-  u8* to = job.parts + (member * job.tiles + tile) * SLICES * 2 * RIGHT_BYTES + row * 128;
-  for (int k = lane * 2; k < SLICES * DEPTH; k += 64) {
-    float a = n < job.columns && k < INNER ? from[k * job.matrix_column] : 0.0f;
-    float b = n < job.columns && k + 1 < INNER ? from[(k + 1) * job.matrix_column] : 0.0f;
-    u32 high, low;
-    two_parts(a * scale, b * scale, high, low);
-    i64 at = (i64)(k / DEPTH) * 2 * RIGHT_BYTES + ((k % DEPTH / 8 ^ (row & 7)) << 4) + k % 8 * 2;
-    *(u32*)(to + at) = high;
-    *(u32*)(to + at + RIGHT_BYTES) = low;
-  }
-  if (lane == 0) job.factors[(member * job.tiles + tile) * TN + row] = inverse(scale);
-}
 
 // Eight lanes a row, eight columns of each slice a lane.
 INLINE void split_rows(const Job& job, u32 at) {
@@ -93,11 +66,14 @@ INLINE void split_rows(const Job& job, u32 at) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) split(const __grid_constant__ Job job) {
-  u32 first = (u32)((job.tiles * TN + 7) / 8);
-  if (blockIdx.x < first)
-    split_matrix(job, blockIdx.x);
-  else
+  u32 first = (u32)(job.tiles * TN / 8);   // TN is a multiple of 8
+  if (blockIdx.x < first) {
+    i64 n = (i64)blockIdx.x * 8 + threadIdx.x / 32;
+    float scale = split_row<TN, INNER>(job, n);
+    if (threadIdx.x % 32 == 0) job.factors[blockIdx.y * job.tiles * TN + n] = inverse(scale);
+  } else {
     split_rows(job, blockIdx.x - first);
+  }
 }
 
 // Where one of the two warpgroups begins, and by how many blocks it goes on.
@@ -106,13 +82,13 @@ INLINE Walk walk_of(const Job& job, int half) {
   u32 tiles = (u32)job.tiles;
   return {(i64)(blockIdx.x / tiles * 2 + half), (i64)(gridDim.x / tiles * 2)};
 }
-INLINE u32 mark_of(u32 base, int half, int slot) { return base + BARRIERS + (half * STAGES + slot) * 16; }
+INLINE u32 barrier_of(u32 base, int half, int slot) { return base + BARRIERS + (half * STAGES + slot) * 16; }
 
 INLINE void fetch(const Job& job, u32 base, int half) {
-  u32 tiles = (u32)job.tiles, tile = blockIdx.x % tiles, whole = mark_of(base, 2, 0);
+  u32 tiles = (u32)job.tiles, tile = blockIdx.x % tiles, whole = barrier_of(base, 2, 0);
   if (half == 0) {
     const u8* parts = job.parts + ((i64)blockIdx.y * tiles + tile) * SLICES * 2 * RIGHT_BYTES;
-    mark_expect(whole, SLICES * 2 * RIGHT_BYTES);
+    barrier_expect(whole, SLICES * 2 * RIGHT_BYTES);
     bulk_load(base + MATRIX, parts, SLICES * 2 * RIGHT_BYTES, whole);
   }
   Walk walk = walk_of(job, half);
@@ -120,9 +96,9 @@ INLINE void fetch(const Job& job, u32 base, int half) {
   for (i64 block = walk.block; block < job.blocks; block += walk.step)
     for (int slice = 0; slice < SLICES; slice++, s++) {
       int slot = s % STAGES;
-      u32 bar = mark_of(base, half, slot);
-      mark_wait_alone(bar + 8, (s / STAGES & 1) ^ 1);
-      mark_expect(bar, 2 * LEFT_BYTES);
+      u32 bar = barrier_of(base, half, slot);
+      barrier_wait_alone(bar + 8, (s / STAGES & 1) ^ 1);
+      barrier_expect(bar, 2 * LEFT_BYTES);
       i64 piece = ((i64)blockIdx.y * job.blocks + block) * SLICES + slice;
       bulk_load(base + half * RING + slot * 2 * LEFT_BYTES, job.x_parts + piece * 2 * LEFT_BYTES, 2 * LEFT_BYTES, bar);
     }
@@ -145,7 +121,7 @@ INLINE void put_out(const Job& job, u32 base, const float (&sum)[SUMS], i64 row,
 INLINE void consume(const Job& job, u32 base) {
   u32 tile = blockIdx.x % (u32)job.tiles;
   int half = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row = warp * 16 + lane / 4;
-  mark_wait(mark_of(base, 2, 0), 0);
+  barrier_wait(barrier_of(base, 2, 0), 0);
   Walk walk = walk_of(job, half);
   int s = 0;
   for (i64 block = walk.block; block < job.blocks; block += walk.step) {
@@ -154,11 +130,11 @@ INLINE void consume(const Job& job, u32 base) {
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++, s++) {
       int slot = s % STAGES;
-      u32 bar = mark_of(base, half, slot);
+      u32 bar = barrier_of(base, half, slot);
       u64 left = operand(base + half * RING + slot * 2 * LEFT_BYTES), right = operand(base + MATRIX + slice * 2 * RIGHT_BYTES);
       constexpr int REST = INNER % DEPTH ? (INNER % DEPTH + 15) / 16 : 4;
       int steps = slice == SLICES - 1 ? REST : 4;
-      mark_wait(bar, s / STAGES & 1);
+      barrier_wait(bar, s / STAGES & 1);
       products_begin();
 #pragma unroll
       for (int k = 0; k < steps; k++) {
@@ -169,7 +145,7 @@ INLINE void consume(const Job& job, u32 base) {
       for (int k = 0; k < steps; k++) MULTIPLY(part, left + 2 * k, right + 2 * k, true);
       products_commit();
       products_wait<0>();
-      if (lane == 0) mark_arrive(bar + 8);
+      if (lane == 0) barrier_arrive(bar + 8);
 #pragma unroll
       for (int i = 0; i < SUMS; i++) sum[i] = slice ? sum[i] + part[i] : part[i];
     }
@@ -182,23 +158,23 @@ extern "C" __global__ void __launch_bounds__(384, 1) rows_times(const __grid_con
   u32 base = (shared_address(memory) + 1023) & ~1023u, tile = blockIdx.x % (u32)job.tiles;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * STAGES; i++) {
-      mark_init(base + BARRIERS + i * 16, 1);
-      mark_init(base + BARRIERS + i * 16 + 8, 4);
+      barrier_init(base + BARRIERS + i * 16, 1);
+      barrier_init(base + BARRIERS + i * 16 + 8, 4);
     }
-    mark_init(mark_of(base, 2, 0), 1);
-    mark_fence();
+    barrier_init(barrier_of(base, 2, 0), 1);
+    barrier_fence();
   }
   for (int n = threadIdx.x; n < TN; n += 384) {
     i64 column = tile * TN + n;
-    store_float(base + FACTORS + n * 4, job.factors[(blockIdx.y * job.tiles + tile) * TN + n]);
-    store_float(base + BIAS + n * 4, job.bias && column < job.columns ? job.bias[blockIdx.y * job.bias_member + column] : 0.0f);
+    store_shared(base + FACTORS + n * 4, job.factors[(blockIdx.y * job.tiles + tile) * TN + n]);
+    store_shared(base + BIAS + n * 4, job.bias && column < job.columns ? job.bias[blockIdx.y * job.bias_member + column] : 0.0f);
   }
   __syncthreads();
   if (threadIdx.x >= 256) {
-    registers_down<24>();
+    fewer_registers<24>();
     if (threadIdx.x == 256 || threadIdx.x == 288) fetch(job, base, threadIdx.x == 288);
   } else {
-    registers_up<240>();
+    more_registers<240>();
     consume(job, base);
   }
 }

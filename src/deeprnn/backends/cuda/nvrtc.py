@@ -19,7 +19,7 @@ from pathlib import Path
 from deeprnn.errors import UserError
 
 FOLDER = Path(__file__).parent
-HEADERS = ("common.cuh", "params.cuh", "hopper.cuh", "parts.cuh")
+HEADERS = ("common.cuh", "params.cuh", "halves.cuh", "parts.cuh", "hopper.cuh", "operands.cuh")
 OPTIONS = ("--std=c++17",)
 _lock = threading.Lock()
 

@@ -2,6 +2,8 @@
 // the partial products. A source is a matrix (N rows, width) read as it lies, or as "previous states": row (t, b)
 // is then h(t-1, b), h0 where t = 0, and zero where a reset mark stands.
 #include "common.cuh"
+#include "halves.cuh"
+#include "parts.cuh"
 
 struct Source {
   const float* x;       // (members, rows, width)
@@ -25,14 +27,6 @@ INLINE float4 load4(const float* row, i64 column) {
   return row ? *(const float4*)(row + column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 INLINE u32 larger(u32 most, float x) { return max(most, __float_as_uint(x) & 0x7fffffffu); }   // NaN is above infinity
-
-// The power of two that brings a column's largest number into [2^14, 2^15), and back: fp16 ends at 65504.
-// Non-finite columns are left as they are: fp16 has infinities and NaN too. Numbers below 2^-112 stay smaller.
-INLINE int shift_of(u32 largest) {
-  int e = (int)(largest >> 23);
-  return e == 255 || largest == 0 ? 0 : min(141 - e, 126);
-}
-INLINE float power(int e) { return __uint_as_float((u32)(e + 127) << 23); }
 
 extern "C" __global__ void __launch_bounds__(256) column_largest(const __grid_constant__ Sources all, i64 members, i64 rows, i64 batch) {
   const Source& s = all.of[blockIdx.y / members];
@@ -66,21 +60,6 @@ extern "C" __global__ void __launch_bounds__(256) column_largest(const __grid_co
   }
 }
 
-INLINE u32 halves(float x, float y) {
-  u32 r;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
-  return r;
-}
-INLINE void widen(u32 pair, float& x, float& y) {
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(x), "=f"(y) : "r"(pair));
-}
-// Two parts of 11 bits each: x = high + low to 22 bits.
-INLINE void two_parts(float x, float y, u32& high, u32& low) {
-  high = halves(x, y);
-  float a, b;
-  widen(high, a, b);
-  low = halves(x - a, y - b);
-}
 extern "C" __global__ void __launch_bounds__(256)
     two_halves(const __grid_constant__ Sources all, i64 members, i64 rows, i64 batch, i64 count, i64 each) {
   const Source& s = all.of[blockIdx.y / members];

@@ -9,8 +9,9 @@
 // Macros: TN (a multiple of 8), INNER (columns k, a multiple of 4), and MULTIPLY(d, a, b, add).
 #include "hopper.cuh"
 #include "parts.cuh"
+#include "operands.cuh"
 
-constexpr int FEW_REGISTERS = 88, DEPTH = 64, STAGES = 3, TM = 128, SUMS = TN / 2, SLICES = (INNER + DEPTH - 1) / DEPTH;
+constexpr int FEW_REGISTERS = 88, STAGES = 3, TM = 128, SUMS = TN / 2, SLICES = (INNER + DEPTH - 1) / DEPTH;
 constexpr u32 LEFT_BYTES = TM * DEPTH * 2, RIGHT_BYTES = TN * DEPTH * 2, STAGE_BYTES = 2 * (LEFT_BYTES + RIGHT_BYTES);
 constexpr u32 RATIOS = STAGES * STAGE_BYTES, SHIFTS = RATIOS + STAGES * TM * 4, FLAGS = SHIFTS + STAGES * TM * 4,
               COLUMN_SHIFTS = FLAGS + 16, BIAS = COLUMN_SHIFTS + TN * 4, BARRIERS = BIAS + TN * 4;
@@ -26,27 +27,10 @@ struct Job {
 };
 
 extern "C" __global__ void __launch_bounds__(256) split_matrix(const __grid_constant__ Job job) {
-  i64 n = (i64)blockIdx.x * 8 + threadIdx.x / 32, member = blockIdx.y, tile = n / TN, row = n % TN;
-  int lane = threadIdx.x % 32;
-  if (tile >= job.tiles) return;
-  const float* from = job.matrix + member * job.matrix_member + n * job.matrix_row;
-  float most = 0.0f;
-  if (n < job.columns)
-    for (int k = lane; k < INNER; k += 32) most = fmaxf(most, fabsf(from[k * job.matrix_column]));
-#pragma unroll
-  for (int i = 16; i; i /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, i));
-  float scale = most > 0.0f ? scale_for(most, 0.0f) : 0.0f;
-  u8* to = job.parts + (member * job.tiles + tile) * SLICES * 2 * RIGHT_BYTES + row * 128;
-  for (int k = lane * 2; k < SLICES * DEPTH; k += 64) {
-    float a = n < job.columns && k < INNER ? from[k * job.matrix_column] : 0.0f;
-    float b = n < job.columns && k + 1 < INNER ? from[(k + 1) * job.matrix_column] : 0.0f;
-    u32 high, low;
-    two_parts(a * scale, b * scale, high, low);
-    i64 at = (i64)(k / DEPTH) * 2 * RIGHT_BYTES + ((k % DEPTH / 8 ^ (row & 7)) << 4) + k % 8 * 2;
-    *(u32*)(to + at) = high;
-    *(u32*)(to + at + RIGHT_BYTES) = low;
-  }
-  if (lane == 0) job.shifts[(member * job.tiles + tile) * TN + row] = exponent_of(scale);
+  i64 n = (i64)blockIdx.x * 8 + threadIdx.x / 32;
+  if (n >= job.tiles * TN) return;
+  float scale = split_row<TN, INNER>(job, n);
+  if (threadIdx.x % 32 == 0) job.shifts[blockIdx.y * job.tiles * TN + n] = exponent_of(scale);
 }
 
 struct Some { float4 a, b; };   // eight numbers of a row
@@ -77,9 +61,9 @@ INLINE void produce(const Job& job, u32 base) {
     for (int slice = 0; slice < SLICES; slice++, s++) {
       int slot = s % STAGES;
       u32 stage = base + slot * STAGE_BYTES, bar = base + BARRIERS + slot * 16;
-      mark_wait(bar + 8, (s / STAGES & 1) ^ 1);
+      barrier_wait(bar + 8, (s / STAGES & 1) ^ 1);
       if (t == 0) {
-        mark_expect(bar, 2 * RIGHT_BYTES);
+        barrier_expect(bar, 2 * RIGHT_BYTES);
         bulk_load(stage + 2 * LEFT_BYTES, parts + (i64)slice * 2 * RIGHT_BYTES, 2 * RIGHT_BYTES, bar);
       }
       i64 next_block = slice + 1 < SLICES ? block : block + step;
@@ -98,19 +82,19 @@ INLINE void produce(const Job& job, u32 base) {
           scale[p] = scale_for(most, before);
           limit[p] = limit_of(scale[p]);
           ratio = ratio_of(scale[p], before);
-          if (ratio != 1.0f && chunk == 0) store_float(base + FLAGS + slot * 4, __uint_as_float((u32)s));
+          if (ratio != 1.0f && chunk == 0) store_shared(base + FLAGS + slot * 4, __uint_as_float((u32)s));
         }
         if (chunk == 0) {
-          store_float(base + RATIOS + (slot * TM + r) * 4, ratio);
-          store_float(base + SHIFTS + (slot * TM + r) * 4, __uint_as_float((u32)exponent_of(scale[p])));
+          store_shared(base + RATIOS + (slot * TM + r) * 4, ratio);
+          store_shared(base + SHIFTS + (slot * TM + r) * 4, __uint_as_float((u32)exponent_of(scale[p])));
         }
         u32 at = stage + r * 128 + ((chunk ^ (r & 7)) << 4);
         store_parts(w, scale[p], at, at + LEFT_BYTES);
         v[p] = read_eight(x, next_block * TM + r, job.rows, next + chunk * 8);
       }
-      operand_fence();
+      copy_fence();
       __syncwarp();
-      if (lane == 0) mark_arrive(bar);
+      if (lane == 0) barrier_arrive(bar);
     }
   }
 }
@@ -126,7 +110,7 @@ INLINE void put_out(const Job& job, u32 base, const float (&sum)[SUMS], i64 row,
 #pragma unroll
     for (int k = 0; k < 2; k++) {
       int shift = -(int)load_word(base + COLUMN_SHIFTS + (n + k) * 4) - (below ? lower : upper);
-      float scaled = plain ? sum[i + k] * __uint_as_float((u32)(shift + 127) << 23) : ldexpf(sum[i + k], shift);
+      float scaled = plain ? sum[i + k] * power(shift) : ldexpf(sum[i + k], shift);
       y[k] = scaled + load_float(base + BIAS + (n + k) * 4);
     }
     if (first + n + 2 <= job.columns && row + below * 8 < job.rows) store_two(out + below * 8 * job.columns + n, y[0], y[1]);
@@ -147,7 +131,7 @@ INLINE void consume(const Job& job, u32 base) {
     for (int slice = 0; slice < SLICES; slice++, s++) {
       int slot = s % STAGES;
       u32 stage = base + slot * STAGE_BYTES, bar = base + BARRIERS + slot * 16;
-      mark_wait(bar, s / STAGES & 1);
+      barrier_wait(bar, s / STAGES & 1);
       if (SLICES > 1 && load_word(base + FLAGS + slot * 4) == (u32)s) {
         float a = load_float(base + RATIOS + (slot * TM + row) * 4), b = load_float(base + RATIOS + (slot * TM + row + 8) * 4);
 #pragma unroll
@@ -170,7 +154,7 @@ INLINE void consume(const Job& job, u32 base) {
       }
       products_commit();
       products_wait<0>();
-      if (lane == 0) mark_arrive(bar + 8);
+      if (lane == 0) barrier_arrive(bar + 8);
 #pragma unroll
       for (int i = 0; i < SUMS; i++) sum[i] += part[i];
     }
@@ -184,27 +168,27 @@ extern "C" __global__ void __launch_bounds__(512, 1) rows_times(const __grid_con
   u32 base = (shared_address(memory) + 1023) & ~1023u, tile = blockIdx.x % (u32)job.tiles;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
-      store_float(base + FLAGS + i * 4, __uint_as_float(0xffffffffu));
-      mark_init(base + BARRIERS + i * 16, 9);   // eight warps, and the matrix
-      mark_init(base + BARRIERS + i * 16 + 8, 8);
+      store_shared(base + FLAGS + i * 4, __uint_as_float(0xffffffffu));
+      barrier_init(base + BARRIERS + i * 16, 9);   // eight warps, and the matrix
+      barrier_init(base + BARRIERS + i * 16 + 8, 8);
     }
-    store_float(base + FLAGS + 12, 0.0f);
-    mark_fence();
+    store_shared(base + FLAGS + 12, 0.0f);
+    barrier_fence();
   }
   __syncthreads();
   for (int n = threadIdx.x; n < TN; n += 512) {
     int shift = job.shifts[(blockIdx.y * job.tiles + tile) * TN + n];
     i64 column = tile * TN + n;
-    store_float(base + COLUMN_SHIFTS + n * 4, __uint_as_float((u32)shift));
-    if (abs(shift) >= 60) store_float(base + FLAGS + 12, 1.0f);
-    store_float(base + BIAS + n * 4, job.bias && column < job.columns ? job.bias[blockIdx.y * job.bias_member + column] : 0.0f);
+    store_shared(base + COLUMN_SHIFTS + n * 4, __uint_as_float((u32)shift));
+    if (abs(shift) >= 60) store_shared(base + FLAGS + 12, 1.0f);
+    store_shared(base + BIAS + n * 4, job.bias && column < job.columns ? job.bias[blockIdx.y * job.bias_member + column] : 0.0f);
   }
   __syncthreads();
   if (threadIdx.x >= 256) {
-    registers_down<FEW_REGISTERS>();
+    fewer_registers<FEW_REGISTERS>();
     produce(job, base);
   } else {
-    registers_up<256 - FEW_REGISTERS>();
+    more_registers<256 - FEW_REGISTERS>();
     consume(job, base);
   }
 }

@@ -10,6 +10,7 @@
 // Macros: TN (columns of the right side in a tile, a multiple of 8, at most 200) and MULTIPLY(d, a, b, add).
 #include "hopper.cuh"
 #include "parts.cuh"
+#include "operands.cuh"
 
 constexpr int ROWS = 64, STAGES = TN > 160 ? 2 : 3, TM = 128, SUMS = TN / 2;
 constexpr u32 LEFT_BYTES = TM * 128, RIGHT_BYTES = TN * 128, STAGE_BYTES = 2 * (LEFT_BYTES + RIGHT_BYTES);
@@ -37,13 +38,6 @@ struct Job {
   i64 out_count;
   int tile[200][2];     // first column of the left and of the right side, among all
 };
-
-// The largest number of 64 lies in [2^14, 2^15) then: fp16 ends at 65504. Infinities are left as they are.
-INLINE float block_scale(float most) {
-  int e = (int)(__float_as_uint(most) >> 23);
-  return e == 255 || most == 0.0f ? 1.0f : __uint_as_float((u32)(min(141 - e, 126) + 127) << 23);
-}
-INLINE float inverse(float scale) { return __uint_as_float((254u << 23) - __float_as_uint(scale)); }
 
 extern "C" __global__ void __launch_bounds__(128) split_columns(const __grid_constant__ Job job) {
   __shared__ __align__(128) unsigned char image[2 * 128 * 128];
@@ -86,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(128) split_columns(const __grid_con
   }
 #pragma unroll
   for (int i = 0; i < ROWS; i++) most = fmaxf(most, fabsf(v[i]));
-  float scale = block_scale(most);
+  float scale = power(shift_of(__float_as_uint(most)));
   u32 base = shared_address(image) + c * 128;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -95,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(128) split_columns(const __grid_con
   }
   i64 place = (member * job.blocks + block) * job.columns + group * 128;
   if (column < end) job.scales[place + c] = inverse(scale);
-  operand_fence();
+  copy_fence();
   __syncthreads();
   if (c < 2) {
     u32 bytes = (u32)min(end - group * 128, (i64)128) * 128;
@@ -112,8 +106,8 @@ INLINE void fetch(const Job& job, u32 base) {
     int slot = s % STAGES;
     u32 stage = base + slot * STAGE_BYTES, scales = base + SCALES + s % (2 * STAGES) * SCALE_BYTES, bar = base + BARRIERS + slot * 16;
     i64 place = ((i64)blockIdx.y * job.blocks + block) * job.columns;
-    mark_wait_alone(bar + 8, (s / STAGES & 1) ^ 1);
-    mark_expect(bar, STAGE_BYTES + SCALE_BYTES);
+    barrier_wait_alone(bar + 8, (s / STAGES & 1) ^ 1);
+    barrier_expect(bar, STAGE_BYTES + SCALE_BYTES);
 #pragma unroll
     for (int side = 0; side < 2; side++) {
       i64 column = place + job.tile[tile][side];
@@ -138,7 +132,7 @@ INLINE void consume(const Job& job, u32 base) {
     int slot = s % STAGES;
     u32 stage = base + slot * STAGE_BYTES, bar = base + BARRIERS + slot * 16;
     u32 scales = base + SCALES + s % (2 * STAGES) * SCALE_BYTES, columns = scales + (TM + lane % 4 * 2) * 4;
-    mark_wait(bar, s / STAGES & 1);
+    barrier_wait(bar, s / STAGES & 1);
     if (s + half > 0) group_sync<256>(2 + half);   // in turns: one multiplies while the other adds up
     u64 left = operand(stage + half * 8192), right = operand(stage + 2 * LEFT_BYTES);
     products_begin();
@@ -152,7 +146,7 @@ INLINE void consume(const Job& job, u32 base) {
     if (half == 0 || s + 1 < stages) group_arrive<256>(3 - half);
     float upper = load_float(scales + row * 4), lower = load_float(scales + row * 4 + 32);
     products_wait<0>();
-    if (lane == 0) mark_arrive(bar + 8);
+    if (lane == 0) barrier_arrive(bar + 8);
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4) {
       float a, b;
@@ -173,17 +167,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) outer(const __grid_constant
   u32 base = (shared_address(memory) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
-      mark_init(base + BARRIERS + i * 16, 1);
-      mark_init(base + BARRIERS + i * 16 + 8, 8);
+      barrier_init(base + BARRIERS + i * 16, 1);
+      barrier_init(base + BARRIERS + i * 16 + 8, 8);
     }
-    mark_fence();
+    barrier_fence();
   }
   __syncthreads();
   if (threadIdx.x >= 256) {
-    registers_down<24>();
+    fewer_registers<24>();
     if (threadIdx.x == 256) fetch(job, base);
   } else {
-    registers_up<240>();
+    more_registers<240>();
     consume(job, base);
   }
 }
