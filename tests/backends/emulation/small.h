@@ -15,6 +15,7 @@ typedef unsigned char u8;
 #define INLINE static inline
 #define __global__
 #define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
 #define __launch_bounds__(...)
 using std::max;
@@ -29,6 +30,7 @@ static ucontext_t home;
 static float lanes[1024];
 
 INLINE void __syncthreads() { u32 i = threadIdx.x; swapcontext(&fibres[i], &home); threadIdx.x = i; }
+INLINE void __syncwarp() { __syncthreads(); }
 INLINE float __shfl_xor_sync(u32, float value, int mask) {   // by all threads of the block at once
   lanes[threadIdx.x] = value;
   __syncthreads();
@@ -51,7 +53,8 @@ template <class... A> void call(void (*kernel)(A...)) { call(kernel, std::index_
   static void body() { u32 i = threadIdx.x; call(KERNEL); finished[i] = 1; swapcontext(&fibres[i], &home); } \
   extern "C" void run(void** arguments, u32 grid, u32 rows, u32 threads) { run_blocks(body, arguments, grid, rows, threads); }
 static void run_blocks(void (*body)(), void** arguments, u32 grid, u32 rows, u32 threads) {
-  std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 15));
+  static std::vector<std::vector<char>> stacks;   // kept: some kernels are launched a thousand times
+  stacks.resize(threads, std::vector<char>(1 << 15));
   given = arguments;
   gridDim = {grid, rows};
   blockDim = {threads, 1};
