@@ -40,6 +40,29 @@ INLINE Some read_eight(const float* x, i64 row, i64 rows, int k) {
   if (row < rows && k + 8 <= INNER) v.b = load_four(x + row * INNER + k + 4);
   return v;
 }
+// Eight numbers of row r to their place of stage s; where one reaches the limit, the row's scale becomes smaller.
+INLINE void cut_eight(const Some& v, u32 base, int s, int r, int chunk, float& scale, float& limit) {
+  int slot = s % STAGES;
+  float w[8] = {v.a.x, v.a.y, v.a.z, v.a.w, v.b.x, v.b.y, v.b.z, v.b.w}, most = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; i++) most = fmaxf(most, fabsf(w[i]));
+#pragma unroll
+  for (int i = 1; i < 8; i *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, i));
+  float ratio = 1.0f;
+  if (most >= limit) {
+    float before = scale;
+    scale = scale_for(most, before);
+    limit = limit_of(scale);
+    ratio = ratio_of(scale, before);
+    if (ratio != 1.0f && chunk == 0) store_shared(base + FLAGS + slot * 4, __uint_as_float((u32)s));
+  }
+  if (chunk == 0) {
+    store_shared(base + RATIOS + (slot * TM + r) * 4, ratio);
+    store_shared(base + SHIFTS + (slot * TM + r) * 4, __uint_as_float((u32)exponent_of(scale)));
+  }
+  u32 at = base + slot * STAGE_BYTES + r * 128 + ((chunk ^ (r & 7)) << 4);
+  store_parts(w, scale, at, at + LEFT_BYTES);
+}
 INLINE void produce(const Job& job, u32 base) {
   u32 tiles = (u32)job.tiles, tile = blockIdx.x % tiles, step = gridDim.x / tiles;
   int t = threadIdx.x - 256, lane = threadIdx.x % 32, chunk = lane % 8, row = t / 8;   // of 32 rows at a time
@@ -70,26 +93,8 @@ INLINE void produce(const Job& job, u32 base) {
       int next = slice + 1 < SLICES ? (slice + 1) * DEPTH : 0;
 #pragma unroll
       for (int p = 0; p < 4; p++) {
-        float w[8] = {v[p].a.x, v[p].a.y, v[p].a.z, v[p].a.w, v[p].b.x, v[p].b.y, v[p].b.z, v[p].b.w}, most = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 8; i++) most = fmaxf(most, fabsf(w[i]));
-#pragma unroll
-        for (int i = 1; i < 8; i *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, i));
         int r = p * 32 + row;
-        float ratio = 1.0f;
-        if (most >= limit[p]) {
-          float before = scale[p];
-          scale[p] = scale_for(most, before);
-          limit[p] = limit_of(scale[p]);
-          ratio = ratio_of(scale[p], before);
-          if (ratio != 1.0f && chunk == 0) store_shared(base + FLAGS + slot * 4, __uint_as_float((u32)s));
-        }
-        if (chunk == 0) {
-          store_shared(base + RATIOS + (slot * TM + r) * 4, ratio);
-          store_shared(base + SHIFTS + (slot * TM + r) * 4, __uint_as_float((u32)exponent_of(scale[p])));
-        }
-        u32 at = stage + r * 128 + ((chunk ^ (r & 7)) << 4);
-        store_parts(w, scale[p], at, at + LEFT_BYTES);
+        cut_eight(v[p], base, s, r, chunk, scale[p], limit[p]);
         v[p] = read_eight(x, next_block * TM + r, job.rows, next + chunk * 8);
       }
       copy_fence();

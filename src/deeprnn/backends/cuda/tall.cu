@@ -39,26 +39,28 @@ struct Job {
   int tile[200][2];     // first column of the left and of the right side, among all
 };
 
-extern "C" __global__ void __launch_bounds__(128) split_columns(const __grid_constant__ Job job) {
-  __shared__ __align__(128) unsigned char image[2 * 128 * 128];
-  u32 groups = (u32)job.groups, group = blockIdx.x % groups + (u32)job.first_group, block = blockIdx.x / groups, c = threadIdx.x;
-  i64 end = group * 128 < job.offset ? job.left_columns : job.columns;
-  i64 column = group * 128 + c, member = blockIdx.y, width = 0;
-  const float *x = nullptr, *first = nullptr;
-  bool ones = false;
-  if (column < end)
-    for (int i = 0; i < job.matrix_count; i++) {
-      const Matrix& m = job.matrices[i];
-      if (column < m.start || column >= m.start + m.width) continue;
-      ones = !m.x;
-      width = m.width;
-      x = m.x + member * job.rows * m.width + column - m.start;
-      first = m.first ? m.first + member * job.batch * m.width + column - m.start : nullptr;
-    }
-  i64 begin = (i64)block * ROWS;
-  float v[ROWS], most = 0.0f;
-  if (width && !ones && begin >= (first ? job.batch : 0) && begin + ROWS <= job.rows) {
-    const float* p = x + (begin - (first ? job.batch : 0)) * width;
+struct Column {
+  const float *x, *first;   // as in its matrix, from this column on
+  i64 width;                // 0: none there
+  bool ones;
+};
+INLINE Column column_of(const Job& job, i64 member, i64 column) {
+  Column found = {nullptr, nullptr, 0, false};
+  for (int i = 0; i < job.matrix_count; i++) {
+    const Matrix& m = job.matrices[i];
+    if (column < m.start || column >= m.start + m.width) continue;
+    found.ones = !m.x;
+    found.width = m.width;
+    found.x = m.x + member * job.rows * m.width + column - m.start;
+    found.first = m.first ? m.first + member * job.batch * m.width + column - m.start : nullptr;
+  }
+  return found;
+}
+// 64 rows from row `begin` on; zeros beyond the last, and where a previous state was reset.
+INLINE void read_rows(const Job& job, i64 member, const Column& from, i64 begin, float (&v)[ROWS]) {
+  i64 width = from.width;
+  if (width && !from.ones && begin >= (from.first ? job.batch : 0) && begin + ROWS <= job.rows) {
+    const float* p = from.x + (begin - (from.first ? job.batch : 0)) * width;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) v[i] = __ldg(p + i * width);
   } else {
@@ -66,18 +68,34 @@ extern "C" __global__ void __launch_bounds__(128) split_columns(const __grid_con
     for (int i = 0; i < ROWS; i++) {
       i64 r = begin + i;
       v[i] = 0.0f;
-      if (width && r < job.rows) v[i] = ones ? 1.0f : first ? r < job.batch ? first[r * width] : x[(r - job.batch) * width] : x[r * width];
+      if (!width || r >= job.rows) continue;
+      if (from.ones)
+        v[i] = 1.0f;
+      else if (from.first)
+        v[i] = r < job.batch ? from.first[r * width] : from.x[(r - job.batch) * width];
+      else
+        v[i] = from.x[r * width];
     }
   }
-  if (job.reset) {
-    const u8* marks = job.reset + member * job.reset_member;
-    i64 r = begin + c % 32;
-    u32 low = lanes_where(r < job.rows && marks[r]), high = lanes_where(r + 32 < job.rows && marks[r + 32]);
-    if (first && (low | high)) {
+  if (!job.reset) return;
+  const u8* marks = job.reset + member * job.reset_member;
+  i64 r = begin + threadIdx.x % 32;
+  u32 low = lanes_where(r < job.rows && marks[r]), high = lanes_where(r + 32 < job.rows && marks[r + 32]);
+  if (from.first && (low | high)) {
 #pragma unroll
-      for (int i = 0; i < ROWS; i++) v[i] = (i < 32 ? low : high) >> i % 32 & 1 ? 0.0f : v[i];
-    }
+    for (int i = 0; i < ROWS; i++) v[i] = (i < 32 ? low : high) >> i % 32 & 1 ? 0.0f : v[i];
   }
+}
+
+extern "C" __global__ void __launch_bounds__(128) split_columns(const __grid_constant__ Job job) {
+  __shared__ __align__(128) unsigned char image[2 * 128 * 128];
+  u32 groups = (u32)job.groups, group = blockIdx.x % groups + (u32)job.first_group, block = blockIdx.x / groups, c = threadIdx.x;
+  i64 end = group * 128 < job.offset ? job.left_columns : job.columns;
+  i64 column = group * 128 + c, member = blockIdx.y;
+  Column from = {nullptr, nullptr, 0, false};
+  if (column < end) from = column_of(job, member, column);
+  float v[ROWS], most = 0.0f;
+  read_rows(job, member, from, (i64)block * ROWS, v);
 #pragma unroll
   for (int i = 0; i < ROWS; i++) most = fmaxf(most, fabsf(v[i]));
   float scale = power(shift_of(__float_as_uint(most)));
