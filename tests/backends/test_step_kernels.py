@@ -60,7 +60,7 @@ def test_emulated_empty_pools_equals_and_extremes(unit, emulated):
 @EMULATED
 @pytest.mark.parametrize("case", [STAR, CASES[4], CASES[6], CASES[12]], ids=str)
 def test_emulated_unit_kernels(case, emulated, monkeypatch):
-    monkeypatch.setattr(step_kernels, "JOINED", False)
+    monkeypatch.setattr(step_kernels, "ROWS", 0)
     given = draw(case, fresh_seed())
     compare_floats(case, given, results(fused, case, floats(given)))
 
@@ -75,9 +75,8 @@ WIDE = [
 
 @EMULATED
 @pytest.mark.parametrize("case", [*CASES[1:5:2], *CASES[9:14], *WIDE], ids=str)
-def test_emulated_step_kernels(case, emulated, monkeypatch):
+def test_emulated_step_kernels(case, emulated):
     """Product and unit in one, where the layout allows; the widths of WIDE fill tiles and warps unevenly."""
-    monkeypatch.setattr(step_kernels, "JOINED", True)
     given = draw(case, fresh_seed())
     compare_floats(case, given, results(fused, case, floats(given)))
 
@@ -108,7 +107,8 @@ def test_kernels_compile(arch, product, tmp_path):
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("case", [*CASES, *WIDE], ids=str)
 def test_on_a_gpu(case, joined, monkeypatch):
-    monkeypatch.setattr(step_kernels, "JOINED", joined)
+    if not joined:
+        monkeypatch.setattr(step_kernels, "ROWS", 0)
     given = draw(case, fresh_seed())
     compare_floats(case, given, results(fused, case, floats(given, "cuda")))
 
@@ -116,7 +116,8 @@ def test_on_a_gpu(case, joined, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("joined", [True, False])
 def test_captured_in_a_graph(joined, monkeypatch):
-    monkeypatch.setattr(step_kernels, "JOINED", joined)
+    if not joined:
+        monkeypatch.setattr(step_kernels, "ROWS", 0)
     case = dataclasses.replace(STAR, population=2, state_mask="s")
     given = draw(case, fresh_seed())
     inputs = floats(given, "cuda")

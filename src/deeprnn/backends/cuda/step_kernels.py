@@ -1,13 +1,11 @@
 """A layer's product and unit in one kernel: as many kernels a step as ⊕ has layers, in each direction.
 
 For small batches a library's product costs its launch and more; here blocks of 32 columns share the inner
-dimension among their warps in fp32 and apply the unit to the sums. Asked for by DEEPRNN_STEPS=joined: it has
-been run in emulation only, and cuBLAS with a kernel for each unit, which has been measured, is the default.
+dimension among their warps in fp32 and apply the unit to the sums.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -16,19 +14,13 @@ from deeprnn.backends.cuda import unit_kernels
 from deeprnn.backends.cuda.unit_kernels import COLUMNS, Product, padded
 from deeprnn.backends.steps_loop import Given, Layout, States, first, matrices, product
 
-JOINED = os.environ.get("DEEPRNN_STEPS", "apart") == "joined"
 ROWS = 32
 """the largest batch: beyond, a library's product reads the matrices less often"""
 
 
 def serves(layout: Layout, batch: int) -> bool:
-    """Whether it is asked for, one group of layers sees the state, and a pool lies within a tile."""
-    return (
-        JOINED
-        and len(layout.runs) == 1
-        and batch <= ROWS
-        and all(COLUMNS % u.pool == 0 for u in layout.units)
-    )
+    """Whether the batch is small, one group of layers sees the state, and a pool lies within a tile."""
+    return len(layout.runs) == 1 and batch <= ROWS and all(COLUMNS % u.pool == 0 for u in layout.units)
 
 
 def forward(
