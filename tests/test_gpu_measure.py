@@ -71,6 +71,7 @@ def test_every_kernel_that_is_measured_is_compiled_beforehand(monkeypatch):
     for name in ("Kernel", "device_of"):  # what compile_point replaces in its own process
         monkeypatch.setattr(launch, name, getattr(launch, name))
     launch.kernel_of.cache_clear()
+    launch.prepared.cache_clear()
     monkeypatch.setattr(nvrtc, "cubin", lambda source, macros, arch: compiled.append(source) or b"")
     keys = gpu_measure.needed()
     wanted = {(p.hidden, p.depth, p.batch, p.members, p.precision) for p in gpu_stages.points()}
@@ -79,6 +80,7 @@ def test_every_kernel_that_is_measured_is_compiled_beforehand(monkeypatch):
     assert failure == ""
     assert {"cluster.cu", "update.cu"} <= set(compiled)
     launch.kernel_of.cache_clear()
+    launch.prepared.cache_clear()
 
 
 def measured() -> dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,31 @@ from deeprnn.specs import PlusSpec, positive
 from deeprnn.units import Unit
 
 Hidden = Tensor | None
+
+
+class Level(NamedTuple):
+    """One level in one direction, known once the layer is built: its ⊕ and its parameters' names, None where absent."""
+
+    spec: PlusSpec
+    suffix: str
+    U: Sequence[str | None]
+    W: Sequence[str]
+    S: Sequence[str | None]
+    b: Sequence[str | None]
+    transition: TransitionSpec | None  # None where units pool
+
+    @classmethod
+    def of(cls, spec: PlusSpec, suffix: str) -> Level:
+        """A level of this ⊕."""
+        ends = [suffix if l == 0 else f"{suffix}_d{l + 1}" for l in range(spec.depth)]
+        U = [f"weight_ih{end}" if spec.inputs[l] else None for l, end in enumerate(ends)]
+        W = [f"weight_{'zh' if l else 'hh'}{end}" for l, end in enumerate(ends)]
+        S = [f"weight_sh{end}" if spec.shortcuts[l] else None for l, end in enumerate(ends)]
+        b = [f"bias{'' if l else '_ih'}{end}" if spec.bias else None for l, end in enumerate(ends)]
+        names = tuple(u.name for u in spec.unit_specs)
+        pools = any(name in units.POOLED for name in names)
+        transition = None if pools else TransitionSpec(spec.sizes, names, spec.shortcuts)
+        return cls(spec, suffix, U, W, S, b, transition)
 
 
 class DeepRNN(nn.Module):
@@ -91,9 +117,12 @@ class DeepRNN(nn.Module):
         self.dropout, self.bidirectional, self.proj_size = float(dropout), bidirectional, 0
         self.intermediate_sizes, self.shortcut, self.input_to = inner, shortcut, input_to
         self.backend = backend
-        for k, spec in enumerate(self.level_specs):
-            for suffix in self._suffixes(k):
-                self._add_level(spec, suffix, {"device": device, "dtype": dtype})
+        self._directions = tuple(  # of each level
+            tuple(Level.of(spec, suffix) for suffix in self._suffixes(k))
+            for k, spec in enumerate(self.level_specs)
+        )
+        for level in (level for directions in self._directions for level in directions):
+            self._add_level(level.spec, level.suffix, {"device": device, "dtype": dtype})
         self.reset_parameters()
 
     def _suffixes(self, level: int) -> list[str]:
@@ -141,18 +170,14 @@ class DeepRNN(nn.Module):
     def flatten_parameters(self) -> None:
         """Nothing to do: parameters are never flattened here. For code written with `nn.RNN` in mind."""
 
-    def _get(self, name: str, suffix: str, l: int) -> Tensor | None:
-        return getattr(self, f"{name}{suffix}" + (f"_d{l + 1}" if l else ""), None)
+    def _list(self, names: Sequence[str | None]) -> list:
+        return [None if name is None else getattr(self, name) for name in names]
 
-    def _level_weights(self, spec: PlusSpec, suffix: str) -> tuple[list, list, list, list]:
+    def _level_weights(self, level: Level) -> tuple[list, list, list, list]:
         """U, W, S and summed biases of a level's layers, None where a layer has none."""
-        layers = range(spec.depth)
-        U = [self._get("weight_ih", suffix, l) for l in layers]
-        W = [self._get("weight_zh" if l else "weight_hh", suffix, l) for l in layers]
-        S = [self._get("weight_sh", suffix, l) for l in layers]
-        b: list[Tensor | None] = [self._get("bias", suffix, l) for l in layers]
-        if spec.bias:
-            b[0] = getattr(self, f"bias_ih{suffix}") + getattr(self, f"bias_hh{suffix}")
+        U, W, S, b = (self._list(names) for names in (level.U, level.W, level.S, level.b))
+        if level.spec.bias:
+            b[0] = b[0] + getattr(self, f"bias_hh{level.suffix}")
         return U, W, S, b
 
     def _project(self, x: Tensor, spec: PlusSpec, U: list, b: list) -> Tensor:
@@ -164,14 +189,14 @@ class DeepRNN(nn.Module):
             parts.append(part.expand(*x.shape[:-1], width))
         return torch.cat(parts, -1)
 
-    def _run_level(self, x: Tensor, h0: Tensor, spec: PlusSpec, suffix: str) -> tuple[Tensor, Tensor]:
-        U, W, S, b = self._level_weights(spec, suffix)
-        if any(u.name in units.POOLED for u in spec.unit_specs):
+    def _run_level(self, x: Tensor, h0: Tensor, level: Level) -> tuple[Tensor, Tensor]:
+        spec, transition = level.spec, level.transition
+        U, W, S, b = self._level_weights(level)
+        if transition is None:
             A = self._project(x, spec, U, b)
             phis = [units.resolve(u) for u in spec.unit_specs]
             named = None if self.backend == "reference" else [(str(u), None, None) for u in spec.unit_specs]
             return unroll_with(A, h0, W, S, phis, spec.widths, named=named)
-        transition = TransitionSpec(spec.sizes, tuple(u.name for u in spec.unit_specs), spec.shortcuts)
         shortcuts = [s for s in S if s is not None]
         if all(u is not None for u in U):
             bias = torch.cat(b) if spec.bias else None
@@ -200,13 +225,14 @@ class DeepRNN(nn.Module):
             h0 = hx
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, h0, return_all_states)
-        self._check_input(input)
+        weight = next(self.parameters())
+        self._check_input(input, weight.dtype)
         batched = input.dim() == 3
         x = input if batched else input.unsqueeze(1)
         if self.batch_first and batched:
             x = x.transpose(0, 1)
-        h0 = self._initial(h0, x, batched)
-        output, h_n, states = self._levels(x, h0, None)
+        h0 = self._initial(h0, x, batched, weight.dtype)
+        output, h_n, states = self._levels(x, h0, None, return_all_states)
 
         def arrange(y: Tensor) -> Tensor:
             return y.squeeze(1) if not batched else y.transpose(0, 1) if self.batch_first else y
@@ -219,11 +245,12 @@ class DeepRNN(nn.Module):
     def _forward_packed(self, packed: PackedSequence, h0: Hidden, return_all_states: bool):
         data, batch_sizes, order, back = packed
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
-        self._check_input(x)
-        h0 = self._initial(h0, x, True)
+        weight = next(self.parameters())
+        self._check_input(x, weight.dtype)
+        h0 = self._initial(h0, x, True, weight.dtype)
         if order is not None:
             h0 = h0.index_select(1, order)
-        output, h_n, states = self._levels(x, h0, lengths.to(x.device))
+        output, h_n, states = self._levels(x, h0, lengths.to(x.device), return_all_states)
         if back is not None:
             h_n = h_n.index_select(1, back)
         out = PackedSequence(pack_padded_sequence(output, lengths).data, batch_sizes, order, back)
@@ -236,21 +263,24 @@ class DeepRNN(nn.Module):
         return out, h_n, repack
 
     def _levels(
-        self, x: Tensor, h0: Tensor, lengths: Tensor | None
+        self, x: Tensor, h0: Tensor, lengths: Tensor | None, return_all_states: bool
     ) -> tuple[Tensor, Tensor, list[list[Tensor]]]:
+        """Output, last states, and every layer's sequence where that is wanted."""
         states, last, i = [], [], 0
-        for k, spec in enumerate(self.level_specs):
+        for k, directions in enumerate(self._directions):
             outs = []
-            for suffix in self._suffixes(k):
-                backward = suffix.endswith("_reverse")
+            for level in directions:
+                backward = level.suffix.endswith("_reverse")
                 seen = reverse(x, lengths) if backward else x
-                h, z = self._run_level(seen, h0[i], spec, suffix)
+                h, z = self._run_level(seen, h0[i], level)
                 last.append(
                     h[-1] if lengths is None else h[lengths - 1, torch.arange(h.shape[1], device=h.device)]
                 )
-                if backward:
-                    h, z = reverse(h, lengths), reverse(z, lengths)
-                states.append([*z.split(list(spec.intermediate_sizes), -1), h] if spec.depth > 1 else [h])
+                h = reverse(h, lengths) if backward else h
+                if return_all_states:
+                    z = reverse(z, lengths) if backward else z
+                    sizes = list(level.spec.intermediate_sizes)
+                    states.append([*z.split(sizes, -1), h] if sizes else [h])
                 outs.append(h)
                 i += 1
             x = torch.cat(outs, -1) if len(outs) > 1 else outs[0]
@@ -267,11 +297,13 @@ class DeepRNN(nn.Module):
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[-1] != self.input_size:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise RuntimeError(f"step: x must be (B, {self.input_size}), got {got}")
-        self._check_type(x)
-        h = self._initial(h, x.unsqueeze(0), True)
+        weight = next(self.parameters())
+        self._check_type(x, weight.dtype)
+        h = self._initial(h, x.unsqueeze(0), True, weight.dtype)
         new = []
-        for k, spec in enumerate(self.level_specs):
-            U, W, S, b = self._level_weights(spec, f"_l{k}")
+        for k, (level,) in enumerate(self._directions):
+            spec = level.spec
+            U, W, S, b = self._level_weights(level)
             A = self._project(x, spec, U, b)
             phis = [units.resolve(u) for u in spec.unit_specs]
             St = [None if s is None else s.mT for s in S]
@@ -281,13 +313,12 @@ class DeepRNN(nn.Module):
             new.append(x)
         return x, torch.stack(new)
 
-    def _initial(self, h0: Hidden, x: Tensor, batched: bool) -> Tensor:
-        """h0 checked and given a batch dimension, zeros where it is None; x is (T, B, I)."""
+    def _initial(self, h0: Hidden, x: Tensor, batched: bool, dtype: torch.dtype) -> Tensor:
+        """h0 checked and given a batch dimension, zeros where it is None; x is (T, B, I), dtype the parameters'."""
         directions = 2 if self.bidirectional else 1
         want = (self.num_layers * directions, x.shape[1], self.hidden_size)
-        weight = next(self.parameters())
         if h0 is None:
-            return torch.zeros(want, dtype=weight.dtype, device=x.device)
+            return torch.zeros(want, dtype=dtype, device=x.device)
         if not isinstance(h0, Tensor):
             raise TypeError(f"DeepRNN: h0 must be a Tensor or None, got {type(h0).__name__}")
         if h0.dim() != (3 if batched else 2):
@@ -300,13 +331,11 @@ class DeepRNN(nn.Module):
         h0 = h0 if batched else h0.unsqueeze(1)
         if tuple(h0.shape) != want:
             raise RuntimeError(f"Expected hidden size {want}, got {tuple(h0.shape)}")
-        if h0.dtype != weight.dtype and not autocasts(x.device.type):
-            raise ValueError(
-                f"h0 has dtype {h0.dtype} but the parameters have {weight.dtype}: use h0.to({weight.dtype})"
-            )
-        return h0.to(weight.dtype)
+        if h0.dtype != dtype and not autocasts(x.device.type):
+            raise ValueError(f"h0 has dtype {h0.dtype} but the parameters have {dtype}: use h0.to({dtype})")
+        return h0.to(dtype)
 
-    def _check_input(self, x: Tensor) -> None:
+    def _check_input(self, x: Tensor, dtype: torch.dtype) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f"DeepRNN: input must be a Tensor or a PackedSequence, got {type(x).__name__}")
         if x.dim() not in (2, 3):
@@ -317,15 +346,14 @@ class DeepRNN(nn.Module):
             )
         if x.shape[1 if self.batch_first and x.dim() == 3 else 0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in DeepRNN")
-        self._check_type(x)
+        self._check_type(x, dtype)
 
-    def _check_type(self, x: Tensor) -> None:
-        weight = next(self.parameters())
-        if x.dtype != weight.dtype and not autocasts(x.device.type):
+    def _check_type(self, x: Tensor, dtype: torch.dtype) -> None:
+        """The parameters' dtype is the input's too, unless autocast changes both."""
+        if x.dtype != dtype and not autocasts(x.device.type):
             other = f" or layer.to({x.dtype})" if x.is_floating_point() else ""
             raise ValueError(
-                f"input has dtype {x.dtype} but the parameters have {weight.dtype}: "
-                f"use input.to({weight.dtype}){other}"
+                f"input has dtype {x.dtype} but the parameters have {dtype}: use input.to({dtype}){other}"
             )
 
     def extra_repr(self) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from deeprnn import DeepRNN, backends
 from deeprnn.backends import TransitionSpec, cpu_plain, reference
@@ -27,20 +30,27 @@ SPEC = TransitionSpec((7, 5), ("tanh", "sigmoid"), (False, True))
 
 def plain_forward(A, h0, W, S, reset, spec, bf16, h, z):
     """`launch.forward` by the plain loop, member by member."""
-    for p in range(A.shape[0]):
-        own = reset if reset is None or reset.dim() == 2 else reset[p]
-        matrices = [w[p] for w in W], [s[p] for s in S]
-        cpu_plain.forward(A[p], h0[p], *matrices, own, spec.units, spec.shortcuts, h[p], z[p])
+    for own, (a, h0_, w, s, h_, z_) in members(A.dim() == 4, reset, (A, h0, W, S, h, z)):
+        cpu_plain.forward(a, h0_, w, s, own, spec.units, spec.shortcuts, h_, z_)
 
 
 def plain_backward(dh, dz, h, z, W, S, reset, spec, bf16, dA, dh0):
     """`launch.backward`, likewise."""
-    for p in range(h.shape[0]):
+    given = dh, dz, h, z, W, S, dA, dh0
+    for own, (dh_, dz_, h_, z_, w, s, dA_, dh0_) in members(h.dim() == 4, reset, given):
+        cpu_plain.backward(dh_, dz_, h_, z_, w, s, own, spec.units, spec.shortcuts, dA_, dh0_)
+
+
+def members(
+    population: bool, reset: Tensor | None, values: tuple[Any, ...]
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Each member's reset marks, and its tensors and lists of tensors."""
+    if not population:
+        yield reset, list(values)
+        return
+    for p in range(values[-1].shape[0]):
         own = reset if reset is None or reset.dim() == 2 else reset[p]
-        matrices = [w[p] for w in W], [s[p] for s in S]
-        inner = None if dz is None else dz[p]
-        states = dh[p], inner, h[p], z[p]
-        cpu_plain.backward(*states, *matrices, own, spec.units, spec.shortcuts, dA[p], dh0[p])
+        yield own, [x[p] if isinstance(x, Tensor) else x and [y[p] for y in x] for x in values]
 
 
 @pytest.fixture

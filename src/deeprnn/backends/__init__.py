@@ -139,7 +139,7 @@ def autocasts(device: str) -> bool:
 
 def without_autocast(device: str) -> AbstractContextManager:
     """Inside, products run in the types they are given: the state keeps its own."""
-    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
 def unroll(
@@ -161,7 +161,7 @@ def unroll(
     autocast = autocasts(device) and torch.get_autocast_dtype(device) == torch.bfloat16
     if precision == "auto":
         precision = "bf16" if autocast and device == "cuda" else "fp32"
-    _check(A, h0, W, reset, *S)
+    _check(A.device, A.shape, h0, W, reset, *S)
     with without_autocast(device):
         A, h0 = A.to(dtype), h0.to(dtype)
         if backend == "auto":
@@ -187,29 +187,37 @@ def unroll_input(
         from deeprnn.backends.cuda import entering
 
         if _outside_choice() is None and entering.serves(x, (weight, bias, h0, *W, *S), spec):
-            _check(x[..., :1].expand(*x.shape[:-1], weight.shape[0]), h0, W, reset, weight, bias, *S)
+            _check(x.device, (*x.shape[:-1], weight.shape[0]), h0, W, reset, weight, bias, *S)
             if choose(spec, "cuda", x.dtype, "fp32") == "cuda":
                 return entering.unroll(x, weight, bias, h0, W, S, spec, reset, "fp32")
     return unroll(functional.linear(x, weight, bias), h0, W, S, spec, reset, backend)
 
 
-def _check(A: Tensor, h0: Tensor, W: Sequence[Tensor], reset: Tensor | None, *others: Tensor | None) -> None:
+def _check(
+    device: torch.device,
+    shape: Sequence[int],  # of A
+    h0: Tensor,
+    W: Sequence[Tensor],
+    reset: Tensor | None,
+    *others: Tensor | None,
+) -> None:
     """Refuse what does not fit together: a kernel reads where it is told, even beyond a tensor's end."""
     if torch.compiler.is_compiling():
         return
     for x in (h0, *W, reset, *others):
-        if x is not None and x.device != A.device:
+        if x is not None and x.device != device:
             raise UserError(
                 f"all tensors must be on one device: one of shape {tuple(x.shape)} is on {x.device}, the input on "
-                f"{A.device}; move it with .to({str(A.device)!r})"
+                f"{device}; move it with .to({str(device)!r})"
             )
-    if A.shape[-1] != (width := sum(w.shape[-2] for w in W)):
-        raise UserError(f"A is {A.shape[-1]} wide, but the layers are {width} wide together")
-    if tuple(h0.shape[-2:]) != (want := (A.shape[-2], W[0].shape[-1])):
+    *_, steps, batch, total = shape
+    if total != (width := sum(w.shape[-2] for w in W)):
+        raise UserError(f"A is {total} wide, but the layers are {width} wide together")
+    if h0.shape[-2:] != (want := (batch, W[0].shape[-1])):
         raise UserError(f"the first state must be (B, H) = {want}, got {tuple(h0.shape)}")
-    if reset is not None and (reset.dtype != torch.bool or reset.shape[-2:] != A.shape[-3:-1]):
+    if reset is not None and (reset.dtype != torch.bool or reset.shape[-2:] != (steps, batch)):
         raise UserError(
-            f"reset must be bool marks of shape (T, B) = {tuple(A.shape[-3:-1])}, got {reset.dtype} of shape "
+            f"reset must be bool marks of shape (T, B) = {(steps, batch)}, got {reset.dtype} of shape "
             f"{tuple(reset.shape)}"
         )
 
@@ -245,7 +253,7 @@ def unroll_with(
     while exporting.
     """
     state_mask, masks = rest[3] if len(rest) > 3 else None, rest[4] or () if len(rest) > 4 else ()
-    _check(A, h0, W, rest[2] if len(rest) > 2 else None, *S, state_mask, *masks)
+    _check(A.device, A.shape, h0, W, rest[2] if len(rest) > 2 else None, *S, state_mask, *masks)
     with without_autocast(A.device.type):
         A, h0 = A.to(W[0].dtype), h0.to(W[0].dtype)
         if torch.compiler.is_exporting():

@@ -61,7 +61,8 @@ def sorted_gradients(
     products = sums(runs)
     seen: dict[int, Tensor] = {}  # layer -> its gradient for the matrix that multiplies h(t-1)
     for run, whole in zip(runs, products, strict=False):
-        seen.update(zip(run, whole.split([sizes[l] for l in run], dim=-2), strict=True))
+        parts = whole.split([sizes[l] for l in run], dim=-2) if len(run) > 1 else (whole,)
+        seen.update(zip(run, parts, strict=True))
     dW = [seen[0], *products[len(runs) :]]
     dS = [seen[l] for l in range(1, len(sizes)) if shortcuts[l]]
     return dW, dS
@@ -88,7 +89,9 @@ def _products(
     """Σ_t δᵀ h(t-1) for each run of layers, then Σ_t δ_lᵀ z_{l-1} for l > 0: plain and differentiable."""
     ends = list(accumulate(sizes))
     starts = [end - size for end, size in zip(ends, sizes, strict=True)]
-    previous = None if reset is None else previous_states(h, h0, reset)
+    # A copy of the states is smaller than a product of its own for the first of them, unless there are many rows.
+    copied = reset is not None or h.shape[-3] * h.shape[-2] <= 2 * dA.shape[-1]
+    previous = previous_states(h, h0, reset) if copied else None
     found = [_against_previous(dA[..., starts[run[0]] : ends[run[-1]]], h, h0, previous) for run in runs]
     for l in range(1, len(sizes)):
         below = z[..., starts[l - 1] : ends[l - 1]]
@@ -146,9 +149,9 @@ def _runs(flags: Sequence[bool]) -> list[list[int]]:
 
 
 def _against_previous(d: Tensor, h: Tensor, h0: Tensor, previous: Tensor | None) -> Tensor:
-    """Σ_t d(t)ᵀ h(t-1); without reset marks the shifted states are read in place."""
-    if previous is not None or h.shape[-3] == 0:
-        return _product(d, h if previous is None else previous)
+    """Σ_t d(t)ᵀ h(t-1); without a copy of the previous states they are read in place."""
+    if previous is not None:
+        return _product(d, previous)
     steps = h.shape[-3]
     first = _product(d.narrow(-3, 0, 1), h0.unsqueeze(-3))
     if steps == 1:

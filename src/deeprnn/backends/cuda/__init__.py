@@ -147,9 +147,8 @@ def _forward(
         return h, z
     spec = _spec_of(tuple(w.shape[-2] for w in W), units, shortcuts)
     marks = None if reset is None else reset.contiguous()
-    A_, h0_, W_, S_, h_, z_ = _led((A, h0, W, S, h, z), A.dim() == 4)
     with _on(A):
-        launch.forward(A_, h0_, W_, S_, marks, spec, precision == "bf16", h_, z_)
+        launch.forward(A, h0, W, S, marks, spec, precision == "bf16", h, z)
     return h, z
 
 
@@ -180,9 +179,8 @@ def _backward(
         return dA, dh0.zero_()
     spec = _spec_of(tuple(w.shape[-2] for w in W), units, shortcuts)
     marks = None if reset is None else reset.contiguous()
-    dh_, dz_, h_, z_, W_, S_, dA_, dh0_ = _led((dh, dz, h, z, W, S, dA, dh0), h.dim() == 4)
     with _on(h):
-        launch.backward(dh_, dz_, h_, z_, W_, S_, marks, spec, precision == "bf16", dA_, dh0_)
+        launch.backward(dh, dz, h, z, W, S, marks, spec, precision == "bf16", dA, dh0)
     return dA, dh0
 
 
@@ -195,8 +193,9 @@ def _(dh, dz, h, z, h0, W, S, reset, units, shortcuts, precision):
 
 
 def _outputs(A: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
-    lead, width = A.shape[:-1], h0.shape[-1]
-    return A.new_empty(*lead, width), A.new_empty(*lead, A.shape[-1] - width)
+    *lead, total = A.shape
+    width = h0.shape[-1]
+    return A.new_empty((*lead, width)), A.new_empty((*lead, total - width))
 
 
 def _gradients(h: Tensor, z: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,16 +214,6 @@ def _on(x: Tensor) -> AbstractContextManager:
     return torch.cuda.device(x.device)
 
 
-def _led(values: Sequence[Any], population: bool) -> list[Any]:
-    """Every tensor with a leading member dimension, of size 1 without a population."""
-    if population:
-        return list(values)
-    return [
-        None if v is None else v.unsqueeze(0) if isinstance(v, Tensor) else [x.unsqueeze(0) for x in v]
-        for v in values
-    ]
-
-
 # ---- autograd
 
 
@@ -237,18 +226,20 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _unroll_backward(ctx: Any, dh: Tensor | None, dz: Tensor | None) -> tuple[Any, ...]:
     weights = any(ctx.needs_input_grad[2]) or any(ctx.needs_input_grad[3])  # one flag per tensor of each list
-    return (*_all_gradients(ctx, dh, dz, unroll_cuda_backward, weights), None, None, None, None)
+    found = _all_gradients(ctx, ctx.saved_tensors, dh, dz, unroll_cuda_backward, weights)
+    return (*found, None, None, None, None)
 
 
 def _all_gradients(
     ctx: Any,
+    saved: Sequence[Any],
     dh: Tensor | None,
     dz: Tensor | None,
     operator: Callable[..., tuple[Tensor, Tensor]],
     weights: bool,
 ) -> tuple[Tensor, Tensor, list[Any], list[Any]]:
     """dA, dh0, and where they are wanted the gradients of W and S."""
-    h, z, h0, reset, *matrices = ctx.saved_tensors
+    h, z, h0, reset, *matrices = saved
     W, S = matrices[: ctx.layers], matrices[ctx.layers :]
     dh = torch.zeros_like(h) if dh is None else dh
     dA, dh0 = operator(dh, dz, h, z, h0, W, S, reset, ctx.units, ctx.shortcuts, ctx.precision)
@@ -278,10 +269,10 @@ class Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        dh, dz = grads
-        plain = not torch.is_grad_enabled() and _plain(*ctx.saved_tensors[:2], *grads)
+        (dh, dz), saved = grads, ctx.saved_tensors
+        plain = not torch.is_grad_enabled() and _plain(*saved[:2], dh, dz)
         operator = _backward if plain else unroll_cuda_backward
-        dA, dh0, dW, dS = _all_gradients(ctx, dh, dz, operator, any(ctx.needs_input_grad[6:]))
+        dA, dh0, dW, dS = _all_gradients(ctx, saved, dh, dz, operator, any(ctx.needs_input_grad[6:]))
         return dA, dh0, None, None, None, None, *dW, *dS
 
 

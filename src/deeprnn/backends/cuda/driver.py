@@ -65,6 +65,17 @@ def ensure_context(device: int) -> None:
         check(lib.cuCtxSetCurrent(current), "cuCtxSetCurrent")
 
 
+@lru_cache(maxsize=1024)
+def _config(
+    grid: int, rows: int, threads: int, shared: int, stream: int | None, cluster: int, cooperative: bool
+) -> _Config:
+    """One for each kind of launch, never changed: threads may launch at the same moment."""
+    attribute = _Attribute(COOPERATIVE if cooperative else CLUSTER_DIMENSION, 0)
+    attribute.value[:3] = (1, 0, 0) if cooperative else (cluster, 1, 1)
+    count = 1 if cooperative or cluster > 1 else 0
+    return _Config((grid, rows, 1), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), count)
+
+
 class Kernel:
     """A function of a loaded module, ready to be launched on torch's current stream."""
 
@@ -101,18 +112,12 @@ class Kernel:
         return value.value
 
     def config(self, grid: int, threads: int, stream: int | None, rows: int = 1) -> _Config:
-        """The launch description; the attribute it points to is kept alive on it.
+        """The launch description.
 
         A cooperative kernel starts only when all its blocks can run at once, so that blocks may wait for
         each other; it is never a kernel of clusters too.
         """
-        attribute = _Attribute(COOPERATIVE if self.cooperative else CLUSTER_DIMENSION, 0)
-        attribute.value[:3] = (1, 0, 0) if self.cooperative else (self.cluster, 1, 1)
-        count = 1 if self.cooperative or self.cluster > 1 else 0
-        config = _Config(
-            (grid, rows, 1), (threads, 1, 1), self.shared, stream, ctypes.pointer(attribute), count
-        )
-        return config
+        return _config(grid, rows, threads, self.shared, stream, self.cluster, self.cooperative)
 
     def resident_clusters(self, threads: int) -> int:
         """How many clusters of this kernel the card holds at once."""
@@ -134,8 +139,7 @@ class Kernel:
         stream = torch.cuda.current_stream(device).cuda_stream
         ensure_context(torch.cuda.current_device())
         config = self.config(grid, threads, stream or None, rows)
-        pointers = (ctypes.c_void_p * len(arguments))(
-            *(ctypes.cast(ctypes.pointer(a), ctypes.c_void_p) for a in arguments)
-        )
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         status = library().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None)
-        check(status, f"launch of {grid} x {rows} blocks of {threads} threads, cluster {self.cluster}")
+        if status:
+            check(status, f"launch of {grid} x {rows} blocks of {threads} threads, cluster {self.cluster}")

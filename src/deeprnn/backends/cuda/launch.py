@@ -6,12 +6,13 @@ import ctypes
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deeprnn.backends import TransitionSpec
-from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda import nvrtc, planning
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.planning import SHARED_LIMIT, Device, Plan, Ring, macros, make_plan, ring
 from deeprnn.backends.cuda.wide import WidePlan
@@ -37,39 +38,64 @@ def kernel_of(plan: Plan, stages: Ring, has_reset: bool, has_grad_mid: bool, dev
     return Kernel(code, "transition", device, plan.shared, plan.cluster, isinstance(plan, WidePlan))
 
 
+class Prepared(NamedTuple):
+    """Everything about a launch that does not depend on where the tensors lie."""
+
+    plan: Plan
+    stages: Ring
+    kernel: Kernel
+
+
+@lru_cache(maxsize=4096)
+def prepared(
+    spec: TransitionSpec, batch: int, members: int, company: int, bf16: bool, backward: bool,
+    has_reset: bool, has_grad_mid: bool, device: int,
+) -> Prepared:  # fmt: skip
+    """Planned, compiled and loaded; `company` is what the plan was made for (see `expect_company`)."""
+    stages = ring(spec, backward)
+    plan = make_plan(spec, batch, members, bf16, backward, device_of(device))
+    return Prepared(plan, stages, kernel_of(plan, stages, has_reset, has_grad_mid, device))
+
+
 def forward(
     A: Tensor, h0: Tensor, W: Sequence[Tensor], S: Sequence[Tensor], reset: Tensor | None,
     spec: TransitionSpec, bf16: bool, h: Tensor, z: Tensor, plan: Plan | None = None,
 ) -> None:  # fmt: skip
-    """Fill h (P,T,B,H) and z (P,T,B,ΣM-H) from A (P,T,B,ΣM)."""
-    members, steps, batch, _ = A.shape
-    stages = ring(spec, backward=False)
-    plan = plan or make_plan(spec, batch, members, bf16, False, device_of(A.device.index))
-    A, h0 = _rows(A), _rows(h0)
-    matrices = _matrices(stages, W, S, spec, plan, bf16)
-    pointers = [A, None, h, z, h0, None, None, reset]
-    strides = [A.stride(0), h0.stride(0)]
-    _launch(plan, stages, matrices, pointers, strides, reset, False, steps, batch, members, A.device)
+    """Fill h ([P,] T, B, H) and z ([P,] T, B, ΣM-H) from A ([P,] T, B, ΣM)."""
+    ready = _ready(h, spec, bf16, False, reset is not None, False, plan)
+    A, h0 = _rows(A, 3), _rows(h0, 2)
+    strides = [A.stride(0), h0.stride(0)] if A.dim() == 4 else [0, 0]
+    matrices = _matrices(ready.stages, W, S, spec, ready.plan, bf16)
+    _launch(ready, matrices, [A, None, h, z, h0, None, None, reset], strides, h)
 
 
 def backward(
     dh: Tensor, dz: Tensor | None, h: Tensor, z: Tensor, W: Sequence[Tensor], S: Sequence[Tensor],
     reset: Tensor | None, spec: TransitionSpec, bf16: bool, dA: Tensor, dh0: Tensor, plan: Plan | None = None,
 ) -> None:  # fmt: skip
-    """Fill dA (P,T,B,ΣM) and dh0 (P,B,H)."""
-    members, steps, batch, _ = h.shape
-    stages = ring(spec, backward=True)
-    plan = plan or make_plan(spec, batch, members, bf16, True, device_of(h.device.index))
+    """Fill dA ([P,] T, B, ΣM) and dh0 ([P,] B, H)."""
     dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
     dz = dz.contiguous() if dz is not None and spec.depth > 1 else None
-    matrices = _matrices(stages, W, S, spec, plan, bf16)
-    pointers = [dh, dz, h, z, None, dA, dh0, reset]
-    _launch(plan, stages, matrices, pointers, [0, 0], reset, dz is not None, steps, batch, members, h.device)
+    ready = _ready(h, spec, bf16, True, reset is not None, dz is not None, plan)
+    matrices = _matrices(ready.stages, W, S, spec, ready.plan, bf16)
+    _launch(ready, matrices, [dh, dz, h, z, None, dA, dh0, reset], [0, 0], h)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """x with each member's block contiguous; a member dimension made by expand is left as it is."""
-    return x if x[0].is_contiguous() else x.contiguous()
+def _ready(
+    h: Tensor, spec: TransitionSpec, bf16: bool, backward: bool, has_reset: bool, has_grad_mid: bool,
+    plan: Plan | None,
+) -> Prepared:  # fmt: skip
+    batch, members, device = h.shape[-2], h.shape[0] if h.dim() == 4 else 1, h.device.index
+    if plan is None:
+        case = spec, batch, members, planning._company.size, bf16, backward, has_reset, has_grad_mid, device
+        return prepared(*case)
+    stages = ring(spec, backward)
+    return Prepared(plan, stages, kernel_of(plan, stages, has_reset, has_grad_mid, device))
+
+
+def _rows(x: Tensor, own: int) -> Tensor:
+    """x with each member's block, its last `own` dimensions, contiguous; members made by expand stay so."""
+    return x if x.dim() > own and x[0].is_contiguous() else x.contiguous()
 
 
 def _matrices(
@@ -85,17 +111,19 @@ def _matrices(
             m = m.bfloat16().float()
         if plan.path == "generic":  # this kernel reads rows of 32 outputs: they must be adjacent
             m = m.contiguous() if stages.backward else m.mT.contiguous().mT
-        row, column = (m.stride(2), m.stride(1)) if stages.backward else (m.stride(1), m.stride(2))
-        found.append((m, m.stride(0), row, column))
+        *member, row, column = m.stride()
+        row, column = (column, row) if stages.backward else (row, column)
+        found.append((m, member[0] if member else 0, row, column))
     return found
 
 
 def _launch(
-    plan: Plan, stages: Ring, matrices: list[tuple[Tensor, int, int, int]], pointers: list[Tensor | None],
-    strides: list[int], reset: Tensor | None, has_grad_mid: bool,
-    steps: int, batch: int, members: int, device: torch.device,
+    ready: Prepared, matrices: list[tuple[Tensor, int, int, int]], pointers: list[Tensor | None],
+    strides: list[int], h: Tensor,
 ) -> None:  # fmt: skip
-    kernel = kernel_of(plan, stages, reset is not None, has_grad_mid, device.index)
+    """`strides` are those of A's and h0's members; h is the state of all steps, ([P,] T, B, H)."""
+    plan, reset, device = ready.plan, pointers[-1], h.device
+    members, steps, batch = h.shape[:-1] if h.dim() == 4 else (1, *h.shape[:-1])
     groups = -(-batch // plan.rows)
     fields: list[int] = []
     for tensor, *member_row_column in matrices:
@@ -116,4 +144,4 @@ def _launch(
     else:
         fields += [0, 0, 0]
     block = (ctypes.c_int64 * len(fields))(*fields)
-    kernel.launch(blocks, plan.threads, [block], device)
+    ready.kernel.launch(blocks, plan.threads, [block], device)
