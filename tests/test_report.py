@@ -77,6 +77,14 @@ def test_dropout_is_named_in_cell_and_verdict(tmp_path: Path):
     assert "; dropout output 0.2 against no dropout" in verdict.text
 
 
+def test_weight_noise_is_named_in_cell_and_verdict(tmp_path: Path):
+    write(tmp_path, entry("nottingham", "rnn", 1, 3.22, regulariser__weight_noise=0.075))
+    write(tmp_path, entry("nottingham", "dots", 1, 3.18, regulariser__weight_noise=0.13))
+    assert "weight noise 0.13" in found(tmp_path, "nottingham", "dots").deviations
+    verdict = next(v for v in cells.verdicts(cells.rows(read_ledger(tmp_path))) if v.data == "nottingham")
+    assert "; weight noise 0.13 against weight noise 0.075" in verdict.text
+
+
 def test_the_length_of_a_cosine_is_named(tmp_path: Path):
     write(tmp_path, entry("ptb-word", "rnn", 1, 118.0, schedule__name="cosine", stop__epochs=9))
     write(tmp_path, entry("ptb-word", "dts", 1, 112.0, schedule__name="cosine", stop__epochs=24))

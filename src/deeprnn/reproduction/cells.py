@@ -239,6 +239,6 @@ def _verdict(data: str, shallow: Row, deep: Sequence[Row]) -> Verdict:
     best = min(pairs, key=lambda m: statistics.mean([e.value("valid") for e, _ in pairs[m]]))
     ours, theirs = zip(*((a.value(), b.value()) for a, b in pairs[best]), strict=True)
     deeper, other = (e.recipe for e in pairs[best][0])
-    ways = [(way(deeper), way(other)) for way in (_schedule, _optimiser, _dropout)]
+    ways = [(way(deeper), way(other)) for way in (_schedule, _optimiser, _noise, _dropout)]
     unlike = "".join(f"; {a or 'no dropout'} against {b or 'no dropout'}" for a, b in ways if a != b)
     return Verdict(data, best, statistics.paired(ours, theirs), unlike)
