@@ -147,12 +147,15 @@ def test_import_deeprnn_is_light():
     assert not loaded & heavy
 
 
-def test_building_a_model_does_not_import_the_compiler():
+def test_building_a_model_and_drawing_its_dropout_do_not_import_the_compiler():
     """Importing torch._dynamo takes more than a second: who does not compile should not pay."""
     code = """
 import sys, torch, deeprnn
+from deeprnn.specs import Dropout
+from deeprnn.training.noise import _hashed_masks
 before = "torch._dynamo" in sys.modules
-net = deeprnn.dts_rnn(input_size=3, hidden_size=4, intermediate_size=5, output_size=3)
+net = deeprnn.dts_rnn(input_size=3, hidden_size=4, intermediate_size=5, output_size=3, dropout=Dropout(output=0.5))
+_hashed_masks(net, 2, 2, torch.tensor([1]), torch.tensor(0))
 print(before, "torch._dynamo" in sys.modules)
 """
     assert python(code).split() in (["False", "False"], ["True", "True"])

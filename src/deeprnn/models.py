@@ -111,28 +111,29 @@ class SequenceModel(nn.Module):
                 f"input.size(-1) must be equal to input_size. Expected {spec.input_size}, got {x.shape[-1]}"
             )
 
+    def mask_shapes(self, T: int, B: int) -> dict[str, tuple[float, tuple[int, ...]]]:
+        """Each dropout mask of a call of `forward` by name: its probability and its shape."""
+        drop = self.spec.dropout
+        steps = () if drop.per_sequence else (T,)
+        out = {}
+        if not self.spec.symbols:
+            out["input"] = drop.input, (*steps, B, self.spec.input_size)
+        for k, level in enumerate(self.levels):
+            out[f"{k}.state"] = drop.state, (B, level.spec.hidden_size)
+            for n, size in enumerate(level.spec.intermediate_sizes, 1):
+                out[f"{k}.z{n}"] = drop.intermediate, (*steps, B, size)
+        out["out.h"] = drop.output, (*steps, B, self.predict.spec.input_size)
+        for n, size in enumerate(self.predict.spec.sizes, 1):
+            out[f"out.y{n}"] = drop.output, (*steps, B, size)
+        return {name: (p, shape) for name, (p, shape) in out.items() if p}
+
     def draw_masks(self, T: int, B: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Fresh dropout masks for one call of `forward`, scaled so that the mean is kept."""
-        drop, out = self.spec.dropout, {}
-
-        def mask(name: str, p: float, *shape: int) -> None:
-            if p:
-                keep = (
-                    torch.rand(shape, generator=generator, device=generator.device if generator else None)
-                    >= p
-                )
-                out[name] = keep.to(self.levels[0].W1) / (1 - p)
-
-        steps = () if drop.per_sequence else (T,)
-        if not self.spec.symbols:
-            mask("input", drop.input, *steps, B, self.spec.input_size)
-        for k, level in enumerate(self.levels):
-            mask(f"{k}.state", drop.state, B, level.spec.hidden_size)
-            for n, size in enumerate(level.spec.intermediate_sizes, 1):
-                mask(f"{k}.z{n}", drop.intermediate, *steps, B, size)
-        mask("out.h", drop.output, *steps, B, self.predict.spec.input_size)
-        for n, size in enumerate(self.predict.spec.sizes, 1):
-            mask(f"out.y{n}", drop.output, *steps, B, size)
+        device = generator.device if generator else None
+        out = {}
+        for name, (p, shape) in self.mask_shapes(T, B).items():
+            keep = torch.rand(shape, generator=generator, device=device) >= p
+            out[name] = keep.to(self.levels[0].W1) / (1 - p)
         return out
 
 

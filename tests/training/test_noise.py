@@ -9,7 +9,7 @@ from deeprnn.models import build, rnn
 from deeprnn.specs import Dropout
 from deeprnn.training import fused, rng
 from deeprnn.training.flat import Layout
-from deeprnn.training.noise import Noise, _hashed_masks, dropout_masks, probability
+from deeprnn.training.noise import Noise, _hashed_masks, dropout_masks
 
 CPU = torch.device("cpu")
 
@@ -72,8 +72,10 @@ def test_masks_by_hashing_have_the_shapes_and_rates_of_the_models_own():
     hashed = _hashed_masks(model, 60, 8, torch.tensor([1, 2]), torch.tensor(3))
     assert own is not None
     assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in hashed.items()}
+    rates = {"input": 0.1, "0.state": 0.25, "0.z1": 0.3, "out.h": 0.5, "out.y1": 0.5}
+    assert rates.keys() == hashed.keys()
     for name, mask in hashed.items():
-        p = probability(name, drop)
+        p = rates[name]
         kept = mask.bool().float().mean().item()
         assert kept == pytest.approx(1 - p, abs=0.05), name
         assert own[name].bool().float().mean().item() == pytest.approx(1 - p, abs=0.05), name

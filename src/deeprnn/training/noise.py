@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from deeprnn.models import SequenceModel
-from deeprnn.specs import Dropout
 from deeprnn.training import rng
 
 
@@ -40,14 +40,6 @@ class Noise:
         fused.add_noise(parameters, self.std, self.seeds[rows], update, noisy, count=M)
 
 
-def probability(name: str, dropout: Dropout) -> float:
-    """The dropout probability behind a mask's name, as `SequenceModel.draw_masks` names them."""
-    place = name.rpartition(".")[2]
-    if name == "input" or place == "state":
-        return dropout.input if name == "input" else dropout.state
-    return dropout.output if name.startswith("out.") else dropout.intermediate
-
-
 def dropout_masks(
     model: SequenceModel, shape: torch.Size, seeds: Tensor, update: Tensor
 ) -> dict[str, Tensor] | None:
@@ -66,18 +58,11 @@ def dropout_masks(
 
 def _hashed_masks(model: SequenceModel, T: int, B: int, seeds: Tensor, update: Tensor) -> dict[str, Tensor]:
     """The same masks by hashing on the device, all in one draw."""
-    with torch.device("meta"):
-        shapes = {name: m.shape for name, m in _meta_masks(model, T, B).items()}
-    uniform = rng.hashed_uniform(seeds, rng.DROPOUT, update, sum(s.numel() for s in shapes.values()))
-    out, at = {}, 0
-    for name, shape in shapes.items():
-        p = probability(name, model.spec.dropout)
-        part = uniform[:, at : at + shape.numel()].view(len(seeds), *shape)
-        out[name] = (part >= p).to(model.levels[0].W1.dtype) / (1 - p)
-        at += shape.numel()
-    return out
-
-
-def _meta_masks(model: SequenceModel, T: int, B: int) -> dict[str, Tensor]:
-    twin = SequenceModel(model.spec, device="meta", initialise=False)
-    return twin.draw_masks(T, B)
+    masks = model.mask_shapes(T, B)
+    sizes = [math.prod(shape) for _, shape in masks.values()]
+    parts = rng.hashed_uniform(seeds, rng.DROPOUT, update, sum(sizes)).split(sizes, 1)
+    dtype = model.levels[0].W1.dtype
+    return {
+        name: (part.view(len(seeds), *shape) >= p).to(dtype) / (1 - p)
+        for (name, (p, shape)), part in zip(masks.items(), parts, strict=True)
+    }
