@@ -92,9 +92,11 @@ def emulated(monkeypatch, tmp_path):
     monkeypatch.setattr(rows, "kernels", row_kernels)
     for module in (tall, rows):
         monkeypatch.setattr(module, "device_of", lambda index: planning.Device(processors=4))
-    tall.cut.cache_clear()
+    for cached in (tall.cut, tall._layout):
+        cached.cache_clear()
     yield
-    tall.cut.cache_clear()
+    for cached in (tall.cut, tall._layout):
+        cached.cache_clear()
 
 
 def sums_and_truth(steps, batch, members, width, right, reset, device="cpu"):

@@ -155,6 +155,38 @@ def kernels(columns: int, device: int) -> tuple[Kernel, Kernel, Kernel]:
     return Kernel(code, "split_columns", device), outer, Kernel(code, "collect", device)
 
 
+@lru_cache(maxsize=256)
+def _layout(
+    wanted: tuple[Wanted, ...],
+    widths: tuple[int, ...],
+    right_width: int,
+    rows: int,
+    batch: int,
+    members: int,
+    processors: int,
+) -> tuple[Cut, _Job]:
+    """The cut, and a job that lacks nothing but addresses: to be copied, as filling in its tables takes long."""
+    plan = cut(wanted, rows, members, processors)
+    assert plan is not None
+    width, job = sum(widths), _Job()
+    job.left_columns, job.offset = -(-width // 8) * 8, -(-width // 128) * 128
+    job.columns, job.blocks = job.offset + -(-right_width // 8) * 8, -(-rows // ROWS)
+    job.low = members * job.blocks * job.columns * ROWS * 2
+    job.rows, job.batch, job.each = rows, batch, plan.each
+    job.tiles, job.splits, job.matrix_count = len(plan.tiles), plan.splits, len(widths)
+    start = 0
+    for i, own in enumerate(widths):
+        job.matrices[i] = _Matrix(None, None, own, start)
+        start += own
+    job.matrices[len(widths)] = _Matrix(None, None, right_width, job.offset)
+    job.out_count = len(wanted)
+    for i, w in enumerate(wanted):
+        job.outs[i] = _Out(None, w.left, w.left_end, job.offset + w.right, job.offset + w.right_end)
+    for i, (m, n) in enumerate(plan.tiles):
+        job.tile[i][0], job.tile[i][1] = m, job.offset + n
+    return plan, job
+
+
 class Sums:
     """Sums in two steps: the left side may be cut into parts while the right side is still being computed."""
 
@@ -166,30 +198,20 @@ class Sums:
         assert x is not None
         self.members, steps, batch, _ = x.shape
         self.device, self.left, self.reset, self.wanted = x.device, left, reset, wanted
-        rows, width = steps * batch, sum(side.width for side in left)
-        plan = cut(tuple(wanted), rows, self.members, device_of(x.device.index).processors)
-        assert plan is not None
-        self.plan, self.job = plan, _Job()
-        job, blocks = self.job, -(-rows // ROWS)
-        job.left_columns, job.offset = -(-width // 8) * 8, -(-width // 128) * 128
-        job.columns, job.blocks = job.offset + -(-right_width // 8) * 8, blocks
-        count = self.members * blocks * job.columns
+        rows, widths = steps * batch, tuple(side.width for side in left)
+        processors = device_of(x.device.index).processors
+        self.plan, blank = _layout(tuple(wanted), widths, right_width, rows, batch, self.members, processors)
+        self.job = job = _Job.from_buffer_copy(blank)
+        count = self.members * job.blocks * job.columns
         # The last tile may read beyond the last column: what it finds there goes nowhere.
         parts = torch.empty((2 * count + max(TILES)) * ROWS, dtype=torch.float16, device=x.device)
         scales = x.new_empty(count + max(TILES))
         self.kept = (parts, scales)
-        job.parts, job.scales, job.low = parts.data_ptr(), scales.data_ptr(), count * ROWS * 2
-        start = 0
-        for i, side in enumerate(left):
-            pointers = (None if t is None else t.data_ptr() for t in side)
-            job.matrices[i] = _Matrix(*pointers, side.width, start)
-            start += side.width
+        job.parts, job.scales = parts.data_ptr(), scales.data_ptr()
+        for matrix, side in zip(job.matrices, left, strict=False):
+            matrix.x, matrix.first = (None if t is None else t.data_ptr() for t in side)
         if reset is not None:
             job.reset, job.reset_member = reset.data_ptr(), rows if reset.dim() == 3 else 0
-        job.rows, job.batch, job.each = rows, batch, plan.each
-        job.tiles, job.splits, job.matrix_count = len(plan.tiles), plan.splits, len(left)
-        for i, (m, n) in enumerate(plan.tiles):
-            job.tile[i][0], job.tile[i][1] = m, job.offset + n
 
     def _split(self, first: int, end: int) -> None:
         """Cut columns into parts, from a multiple of 128 on."""
@@ -207,11 +229,10 @@ class Sums:
         job, plan, members = self.job, self.plan, self.members
         outs = [right.new_empty(members, w.right_end - w.right, w.left_end - w.left) for w in self.wanted]
         partial = right.new_empty(members, len(plan.tiles) * plan.splits, plan.columns, WIDTH)
-        job.matrices[len(self.left)] = _Matrix(right.data_ptr(), None, right.shape[-1], job.offset)
-        job.matrix_count, job.partial, job.out_count = len(self.left) + 1, partial.data_ptr(), len(outs)
-        for i, (out, w) in enumerate(zip(outs, self.wanted, strict=True)):
-            right_range = job.offset + w.right, job.offset + w.right_end
-            job.outs[i] = _Out(out.data_ptr(), w.left, w.left_end, *right_range)
+        job.matrices[len(self.left)].x = right.data_ptr()
+        job.matrix_count, job.partial = len(self.left) + 1, partial.data_ptr()
+        for place, out in zip(job.outs, outs, strict=False):
+            place.at = out.data_ptr()
         self._split(job.offset, job.columns)
         _, outer, collect = kernels(plan.columns, self.device.index)
         outer.launch(len(plan.tiles) * plan.splits, 384, [job], self.device, rows=members)
