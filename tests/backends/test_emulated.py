@@ -10,7 +10,9 @@ import ctypes
 import dataclasses
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,8 +53,11 @@ class Emulated:
         assert error is None, f"{error.decode()} (order of threads by seed {seed})"
 
 
-def emulate(case: Case, choose, folder: Path, monkeypatch) -> None:
-    """Forward and backward of a case against the reference in float64; `choose(ring)` gives the plan."""
+def emulate(case: Case, choose, folder: Path, monkeypatch, bounds: tuple[int, ...] = ()) -> None:
+    """Forward and backward of a case against the reference in float64; `choose(ring)` gives the plan.
+
+    `bounds`: where the sequence is cut into stretches, each a launch of its own.
+    """
     kernels = {}
 
     def kernel_of(plan, ring, reset, mid, device):
@@ -74,9 +79,21 @@ def emulate(case: Case, choose, folder: Path, monkeypatch) -> None:
     )
     reset, spec = given.get("reset"), case.spec
     plans = [choose(planning.ring(spec, backward)) for backward in (False, True)]
-    launch.forward(given["A"], given["h0"], W, S, reset, spec, bf16, h, z, plan=plans[0])
+    stretches = list(pairwise((0, *bounds, T)))
+
+    def part(x, a, b):
+        return None if x is None else x[a:b] if x is reset else x[:, a:b]
+
+    for a, b in stretches:
+        first, cut = h[:, a - 1] if a else given["h0"], part(reset, a, b)
+        outs = [part(h, a, b), part(z, a, b)]
+        arguments: list[Any] = [part(given["A"], a, b), first, W, S, cut, spec, bf16, *outs]
+        launch.forward(*arguments, plan=plans[0])
     dz = given["dz"] if case.z_gradient else None
-    launch.backward(given["dh"], dz, h, z, W, S, reset, spec, bf16, dA, dh0, plan=plans[1])
+    for a, b in reversed(stretches):
+        ins = [part(x, a, b) for x in (given["dh"], dz, h, z)]
+        arguments = [*ins, W, S, part(reset, a, b), spec, bf16, part(dA, a, b), None if a else dh0]
+        launch.backward(*arguments, plan=plans[1], after=dA[0, b] if b < T else None)
     for p in range(P):
         member = {n: x if n == "reset" else lead(x)[p] for n, x in tensors.items()}
         a, h_first = member["A"].requires_grad_(), member["h0"].requires_grad_()
@@ -145,6 +162,22 @@ def test_tensor_core_kernel(case, shape, registers, tmp_path, monkeypatch):
         return planning.mma_plan(ring, case.B, 1, case.precision == "bf16", H200, *shape)
 
     emulate(case, choose, tmp_path, monkeypatch)
+
+
+STRETCHES = [
+    (dataclasses.replace(TWO, T=5), (2, 1, 4, 3), (2,)),
+    (dataclasses.replace(EVEN, T=7, B=13, reset=True), (2, 1, 4, 14, 2), (1, 4)),
+    (dataclasses.replace(THREE, T=4, B=7, population=0), (3, 1, 4, 6, 2), (2,)),
+    (dataclasses.replace(ONE, B=20, reset=True), (3, 1, 2, 20, 2), (3,)),
+]
+
+
+@pytest.mark.parametrize(("case", "shape", "bounds"), STRETCHES, ids=str)
+def test_tensor_core_kernel_in_stretches(case, shape, bounds, tmp_path, monkeypatch):
+    def choose(ring):
+        return planning.mma_plan(ring, case.B, 1, False, H200, *shape)
+
+    emulate(case, choose, tmp_path, monkeypatch, bounds)
 
 
 @pytest.mark.parametrize("case", [TWO, THREE], ids=str)

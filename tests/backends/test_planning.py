@@ -98,7 +98,7 @@ def test_what_was_measured_to_be_fastest_is_the_default(backward):
     found = {b: planning.make_plan(DTS, b, 1, False, backward, H200) for b in (16, 32, 64, 128, 256)}
     ways = {b: (p.rows, p.streams, p.through_l2, p.finishers) for b, p in found.items()}
     assert ways == {
-        16: (3, 1, False, 4), 32: (5, 1, True, 4), 64: (10, 1, True, 4), 128: (21, 3, True, 8), 256: (40, 5, True, 8),
+        16: (3, 1, False, 4), 32: (5, 1, True, 4), 64: (10, 2, True, 4), 128: (21, 3, True, 4), 256: (40, 5, True, 4),
     }  # fmt: skip
 
 

@@ -54,36 +54,32 @@ def mma_cost(
     ring: Ring, cluster: int, mgroups: int, kgroups: int, finishers: int, rows: int, streams: int,
     through_l2: bool, parts: int, kept: Sequence[int],
 ) -> float:  # fmt: skip
-    """Cycles per step; least squares over results/bench/h200-sweep.jsonl, most shapes within 5 %, all within 12.
+    """Cycles per step; least squares over results/bench/h200-sweep.jsonl, most shapes within 5 %, all within 11.
 
     One stream is a chain: product, sums, unit, and the way to the other blocks, which hides the shortcut's
     product. Several streams overlap until the multiplying warps or the finishers are always busy; which of the
     three it is shows gradually, hence the fourth powers.
     """
     ntiles, chain, multiplying, finishing = _up(rows, 8), 0.0, 0.0, 0.0
-    for s, n in enumerate(ring.sizes):
-        most = _up(_up(n, 16), cluster)
-        own = _up(most, mgroups) * mgroups
-        work = {
-            True: 0.0,
-            False: 0.0,
-        }  # 9.5 cycles an instruction; weights in shared memory, 128 bytes a cycle
+    dealt = [_up(_up(n, 16), cluster) for n in ring.sizes]  # tiles of the busiest block
+    at_once = min(finishers, max(dealt) * ntiles)
+    used = at_once * min(streams, finishers // at_once)  # finishers that have something to do
+    for s, (n, most) in enumerate(zip(ring.sizes, dealt, strict=True)):
+        own, work = _up(most, mgroups) * mgroups, {True: 0.0, False: 0.0}
         for j, (stage, source) in enumerate(zip(ring.stages, ring.sources, strict=True)):
-            if stage == s:
+            if stage == s:  # 8.9 cycles an instruction; weights in shared memory, 128 bytes a cycle
                 inner = _up(ring.sizes[source], 16)
                 apart = max(0, inner - kept[j] * kgroups)
                 critical = source == (s - 1) % len(ring.sizes)
-                work[critical] += own * (9.52 * inner * ntiles * (1 + parts) / 4 + 4 * apart * parts)
+                work[critical] += own * (8.94 * inner * ntiles * (1 + parts) / 4 + 4.75 * apart * parts)
         received = _up(n, 16) * rows * 64
-        away = 198 + 0.029 * received if through_l2 else 0.059 * received
-        away += 16.4 * kgroups + 36 * (finishers - 4)
-        link = 716 + (0 if ring.backward else 56) + work[True] + away + max(0.0, work[False] - away)
-        more = (
-            _up(most * ntiles, finishers) - 1
-        )  # tiles that a finisher has after its first: not measured alone
-        chain += max(link + 400 * more, 1200)  # nor are layers so small that only latency is left
-        multiplying += 466 + work[True] + work[False]
-        finishing += 450 + most * ntiles / finishers * (527 if through_l2 else 1190)
+        away = 304 + 0.031 * received if through_l2 else 0.0702 * received
+        away += 44.4 * kgroups + 9.1 * (finishers - 4)
+        link = 432 + (0 if ring.backward else 90) + work[True] + away + max(0.0, work[False] - away)
+        more = _up(most * ntiles, finishers) - 1  # tiles after a finisher's first: not measured alone
+        chain += max(link + 400 * more, 1325)  # nor are layers so small that only latency is left
+        multiplying += 244 + (40 if ring.backward else 0) + 23 * (finishers - 4) + work[True] + work[False]
+        finishing += most * ntiles / used * (1203 if through_l2 else 2103)
     if streams == 1:
         return chain
     return (chain**4 + (streams * multiplying) ** 4 + (streams * finishing) ** 4) ** 0.25

@@ -71,14 +71,19 @@ def forward(
 
 def backward(
     dh: Tensor, dz: Tensor | None, h: Tensor, z: Tensor, W: Sequence[Tensor], S: Sequence[Tensor],
-    reset: Tensor | None, spec: TransitionSpec, bf16: bool, dA: Tensor, dh0: Tensor, plan: Plan | None = None,
+    reset: Tensor | None, spec: TransitionSpec, bf16: bool, dA: Tensor, dh0: Tensor | None,
+    plan: Plan | None = None, after: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fill dA ([P,] T, B, ΣM) and dh0 ([P,] B, H)."""
+    """Fill dA ([P,] T, B, ΣM) and dh0 ([P,] B, H).
+
+    The tensor-core kernel can go through a stretch of a sequence: `after` is dA (B, ΣM) of the step that follows,
+    dh0 is None where steps come before, and the marks' row that follows is read as well.
+    """
     dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
     dz = dz.contiguous() if dz is not None and spec.depth > 1 else None
     ready = _ready(h, spec, bf16, True, reset is not None, dz is not None, plan)
     matrices = _matrices(ready.stages, W, S, spec, ready.plan, bf16)
-    _launch(ready, matrices, [dh, dz, h, z, None, dA, dh0, reset], [0, 0], h)
+    _launch(ready, matrices, [dh, dz, h, z, after, dA, dh0, reset], [0, 0], h)
 
 
 def _ready(

@@ -6,7 +6,8 @@
 // - MGROUPS x KGROUPS warps multiply: a warp owns output tiles mg, mg + MGROUPS, ... and multiplies the inner tiles
 //   kg, kg + KGROUPS, ...; it leaves its sums in shared memory and goes on to the next task.
 // - FINISHERS warps add the sums of a tile (16 outputs x 8 batch rows) up, apply the unit and send the result to
-//   every block. They have few registers; the multiplying warps, which hold the weights, have theirs.
+//   every block. They have few registers; the multiplying warps, which hold the weights, have theirs. A finisher has
+//   the same tile of every GAP-th task and reads what stands beside its next sums while this tile is on its way.
 // A cluster may serve several STREAMS of ROWS rows each, one after the other in every stage: a task is a stage of
 // one stream, so that one stream multiplies while another is finished and travels.
 // A state vector lies in shared memory in the order in which mma.sync wants its second operand, so that a lane
@@ -14,7 +15,7 @@
 // Batch rows that do not exist are never sent: lanes that would read them read the last one that does.
 //
 // Nothing but the vectors' barriers bounds how far a warp gets ahead. They count the bytes that come from other
-// blocks, and an arrival of each finisher of this one: so whoever has a vector knows that the sums it was made
+// blocks, and an arrival of each finisher that had a tile of it: so whoever has a vector knows that the sums it was made
 // of have been read, and one place for sums a stream suffices.
 //
 // Macros: DEPTH SIZES UNITS MATRICES MAT_STAGE MAT_SOURCE MAT_REGS CLUSTER MGROUPS KGROUPS FINISHERS NTILES ROWS
@@ -38,9 +39,14 @@ CONST int mine(int s) { return up(most(s), MGROUPS); }             // output til
 CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = mine(s) > n ? mine(s) : n; return n; }
 constexpr int KINDS = NTILES > 2 ? 1 : 3;                 // sums kept apart, so that few tiles still overlap
 CONST int work(int s) { return most(s) * NTILES; }                 // tiles that a block finishes in a task
-CONST int per_warp(int s) { return up(work(s), FINISHERS); }       // tiles that a finisher has, at most
+CONST int most_work() { int n = 0; for (int s = 0; s < DEPTH; s++) n = work(s) > n ? work(s) : n; return n; }
 // One stream, stores by every lane: tiles of the last round are finished by several warps, each for some blocks.
 constexpr bool SHARED_OUT = STREAMS == 1 && !THROUGH_L2;
+// Finishers that a task has, the same ones every GAP tasks. A barrier tells its phases apart by parity, so who waits for
+// a stream's sums must know that those before them came; tasks are multiplied in order: GAP is at most STREAMS.
+constexpr int AT_ONCE = SHARED_OUT || most_work() > FINISHERS ? FINISHERS : most_work();
+constexpr int GAP = FINISHERS / AT_ONCE < STREAMS ? FINISHERS / AT_ONCE : STREAMS;
+CONST int per_warp(int s) { return up(work(s), AT_ONCE); }         // tiles that a finisher has, at most
 CONST int full(int s) { return SHARED_OUT ? work(s) / FINISHERS : per_warp(s); }
 CONST int rest(int s) { return SHARED_OUT ? work(s) % FINISHERS : 0; }
 CONST int share(int s, int j) { return j < full(s) ? 1 : FINISHERS / rest(s); }
@@ -86,7 +92,7 @@ struct Thread {
   u32 base, rank;
   int lane;
   int mg, kg;       // of a multiplying warp
-  int number, due;  // of a finisher, and of the one that has the first tile of the next task
+  int number;       // of a finisher
   i64 member;
   u8* exchange;     // the cluster's part of the buffer in global memory
   int row0, left;   // first batch row of this cluster, and how many there are from it on
@@ -110,21 +116,44 @@ template <int S> INLINE int tile_count(const Thread& th) {
 }
 template <int S> INLINE bool idle(const Thread& th) { return th.mg >= tile_count<S>(th); }
 
-// One 16 x 16 tile of matrix J as the lane's four registers, in PARTS parts.
-template <int J> INLINE void fragment(const Params& p, const Thread& th, int m, int k, u32 (&out)[PARTS][4]) {
-  constexpr int S = stage_of(J), Q = source_of(J);
-  const float* data = p.matrix[J].data + th.member * p.matrix[J].member;
+// Tiles of matrix J in a row, KGROUPS apart: the lane's eight places in the next one are moved on by one addition each.
+// Computed anew for every number, they took most of the time in which a launch begins.
+struct Walk {
+  const float* at[8];   // element i and the one beside it: 2i, 2i + 1
+  i64 ahead;
+  int row, k;
+  bool real;
+};
+template <int J> INLINE Walk walk(const Params& p, const Thread& th, int m) {
+  constexpr int S = stage_of(J);
   i64 rs = p.matrix[J].row, cs = p.matrix[J].column;
-  bool real = m < tile_count<S>(th) && k < tiles(Q);
-  int row = (first_tile<S>(th) + m) * 16 + th.lane / 4, column = k * 16 + th.lane % 4 * 2;
+  Walk w;
+  w.row = (first_tile<S>(th) + m) * 16 + th.lane / 4;
+  w.k = th.kg;
+  w.real = m < tile_count<S>(th);
+  const float* first = p.matrix[J].data + th.member * p.matrix[J].member + w.row * rs + (w.k * 16 + th.lane % 4 * 2) * cs;
+#pragma unroll
+  for (int i = 0; i < 8; i++) w.at[i] = first + (i / 2 % 2 * 8) * rs + (i / 4 * 8 + i % 2) * cs;
+  w.ahead = KGROUPS * 16 * cs;
+  return w;
+}
+// The next 16 x 16 tile as the lane's four registers, in PARTS parts.
+template <int J> INLINE void fragment(const Thread& th, Walk& w, u32 (&out)[PARTS][4]) {
+  constexpr int S = stage_of(J), Q = source_of(J);
+  constexpr bool WHOLE = size(S) % 16 == 0 && size(Q) % 16 == 0;
+  int column = w.k * 16 + th.lane % 4 * 2;
+  bool real = w.real && w.k < tiles(Q);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    int r = row + i % 2 * 8, c = column + i / 2 * 8;
-    float x = real && r < size(S) && c < size(Q) ? data[r * rs + c * cs] : 0.0f;
-    float y = real && r < size(S) && c + 1 < size(Q) ? data[r * rs + (c + 1) * cs] : 0.0f;
+    bool here = real && (WHOLE || w.row + i % 2 * 8 < size(S));
+    float x = here && (WHOLE || column + i / 2 * 8 < size(Q)) ? *w.at[2 * i] : 0.0f;
+    float y = here && (WHOLE || column + i / 2 * 8 + 1 < size(Q)) ? *w.at[2 * i + 1] : 0.0f;
     if constexpr (PARTS == 2) split(x, y, out[0][i], out[PARTS - 1][i]);
     else out[0][i] = pack(x, y);
+    w.at[2 * i] += w.ahead;
+    w.at[2 * i + 1] += w.ahead;
   }
+  w.k += KGROUPS;
 }
 template <int J> INLINE u32 weight_at(const Thread& th, int i, int m, int part) {
   int n = sharers(J, i);
@@ -135,25 +164,25 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u3
     constexpr int M = mine(stage_of(J)), KEPT = kept(J), ALL = rounds(J), REG = reg_offset(J);
     u32 part[PARTS][4];
 #pragma unroll
-    for (int i = 0; i < KEPT; i++)
+    for (int m = 0; m < M; m++) {
+      Walk w = walk<J>(p, th, m * MGROUPS + th.mg);
 #pragma unroll
-      for (int m = 0; m < M; m++) {
-        fragment<J>(p, th, m * MGROUPS + th.mg, i * KGROUPS + th.kg, part);
+      for (int i = 0; i < KEPT; i++) {
+        fragment<J>(th, w, part);
 #pragma unroll
         for (int q = 0; q < PARTS; q++)
 #pragma unroll
-          for (int w = 0; w < 4; w++) reg[REG + ((i * M + m) * PARTS + q) * 4 + w] = part[q][w];
+          for (int n = 0; n < 4; n++) reg[REG + ((i * M + m) * PARTS + q) * 4 + n] = part[q][n];
       }
-#pragma unroll 1
-    for (int i = KEPT; i < ALL; i++)
-#pragma unroll
-      for (int m = 0; m < M; m++) {
-        fragment<J>(p, th, m * MGROUPS + th.mg, i * KGROUPS + th.kg, part);
+#pragma unroll 2
+      for (int i = KEPT; i < ALL; i++) {
+        fragment<J>(th, w, part);
 #pragma unroll
         for (int q = 0; q < PARTS; q++)
           if (th.kg < sharers(J, i))
             store_words(weight_at<J>(th, i, m, q), part[q][0], part[q][1], part[q][2], part[q][3]);
       }
+    }
     load_matrices<J + 1>(p, th, reg);
   }
 }
@@ -205,7 +234,7 @@ template <int S> INLINE u32 arriving(const Thread& th, int q) { return tiles(S) 
 // By a finisher, when all warps have the vector: long before any block can send the one of two steps on.
 template <int S> INLINE void rearm(const Thread& th, int q, int step) {
   int from = S == 0 ? step - 1 : step;
-  if (th.number == 0 && th.lane == 0 && from >= 0)
+  if (th.number % AT_ONCE == 0 && th.lane == 0 && from >= 0)
     barrier_expect(barrier_of<before(S)>(th.base, q, from), arriving<before(S)>(th, q));
 }
 template <int S, int J = 0> INLINE void early(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step) {
@@ -254,6 +283,8 @@ INLINE u32 load_resets(const Params& p, const Thread& th, i64 t) {   // 2 NTILES
 }
 static_assert(2 * NTILES * STREAMS <= 32, "the marks of a lane's columns fill one word");
 
+INLINE i64 time_of(const Params& p, int step) { return BACKWARD ? p.steps - 1 - step : step; }
+
 // What lane (g, c) finishes: rows r0, r0+1, r0+8, r0+9 of the tile, r0 = g rounded down to even; column 2c + g % 2.
 INLINE int even_row(const Thread& th) { return th.lane / 4 & ~1; }
 INLINE int column_of(const Thread& th) { return th.lane % 4 * 2 + (th.lane / 4 & 1); }
@@ -262,8 +293,7 @@ INLINE int column_of(const Thread& th) { return th.lane % 4 * 2 + (th.lane / 4 &
 struct Task { int local, nt, part; bool real; };
 template <int S> INLINE Task task(const Thread& th, int j) {
   Task it;
-  int turn = STREAMS == 1 ? th.number : th.number - th.due + (th.number < th.due ? FINISHERS : 0);
-  int i = j * FINISHERS + turn;
+  int i = j * AT_ONCE + th.number % AT_ONCE;
   it.part = 0;
   if (j >= full(S)) {
     i = full(S) * FINISHERS + th.number % max(rest(S), 1);
@@ -277,30 +307,28 @@ template <int S> INLINE Task task(const Thread& th, int j) {
 INLINE constexpr int within(int i) { return i % 2 + i / 2 * 8; }   // element i of a lane, from its first
 template <int S> INLINE bool inside(int e) { return size(S) % 16 == 0 || e < size(S); }
 
-// What is added to the lane's four sums, and backward the units' outputs. The base is one for the warp and the
-// lane's own part fits 32 bits: address arithmetic of 64 bits in each lane took longer than the products.
-template <int S, bool ASK>
-INLINE void read(const Params& p, const Thread& th, const Task& it, int q, i64 t, float* a, float* g) {
+// What is added to the lane's four sums, and backward the units' outputs; the next step's is asked into L2. The base
+// is one for the warp and the lane's own part fits 32 bits: address arithmetic of 64 bits in each lane took longer
+// than the products.
+template <int S> INLINE void read(const Params& p, const Thread& th, const Task& it, int q, int step, float* a, float* g) {
   constexpr int l = layer(S), WIDE = !BACKWARD ? TOTAL : l == DEPTH - 1 ? HIDDEN : MID;
   constexpr int START = BACKWARD && l == DEPTH - 1 ? 0 : layer_offset(l);
+  constexpr bool HAS_X = !BACKWARD || l == DEPTH - 1 || HAS_GRAD_MID;
   int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th);
-  i64 b = t * p.batch + th.row0 + q * ROWS;
+  i64 b = time_of(p, step) * p.batch + th.row0 + q * ROWS;
   i64 base = (BACKWARD ? (th.member * p.steps * p.batch + b) * WIDE : th.member * p.input_member + b * WIDE) + START;
-  const float* x = (BACKWARD && l < DEPTH - 1 ? p.input_mid : p.input) + base;
-  const float* y = (l == DEPTH - 1 ? p.top : p.mid) + base;
+  i64 next = p.batch * (BACKWARD ? -WIDE : WIDE);
   int at = n * WIDE + e;
-  bool real = it.real && n < rows_of(th, q);
+  const float* x = (BACKWARD && l < DEPTH - 1 ? p.input_mid : p.input) + base + at;
+  const float* y = (l == DEPTH - 1 ? p.top : p.mid) + base + at;
+  bool real = it.real && n < rows_of(th, q), more = step + 1 < (int)p.steps;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     bool here = real && inside<S>(e + within(i));
-    constexpr bool HAS_X = !BACKWARD || l == DEPTH - 1 || HAS_GRAD_MID;
-    if (ASK) {
-      if (HAS_X && here && i % 2 == 0) touch(x + at + within(i));
-      if (BACKWARD && here && i % 2 == 0) touch(y + at + within(i));
-    } else {
-      a[i] = HAS_X && here ? x[at + within(i)] : 0.0f;
-      g[i] = BACKWARD && here ? y[at + within(i)] : 0.0f;
-    }
+    a[i] = HAS_X && here ? x[within(i)] : 0.0f;
+    g[i] = BACKWARD && here ? y[within(i)] : 0.0f;
+    if (HAS_X && here && more && i % 2 == 0) touch(x + next + within(i));
+    if (BACKWARD && here && more && i % 2 == 0) touch(y + next + within(i));
   }
 }
 // Leave the warp's sums in shared memory for the finishers.
@@ -367,8 +395,10 @@ template <int S> INLINE Way way_of(const Thread& th, const Task& it, int q, int 
   pin(w.between, w.to, w.bytes);
   return w;
 }
-// The state after the last step goes nowhere.
-template <int S> INLINE bool is_sent(const Params& p, int step) { return BACKWARD || S < DEPTH - 1 || step < (int)p.steps - 1; }
+// What the last step ends with goes nowhere, but backward into dh0 where it is wanted.
+template <int S> INLINE bool is_sent(const Params& p, int step) {
+  return S < DEPTH - 1 || step < (int)p.steps - 1 || (BACKWARD && p.output_initial);
+}
 // Unit and exchange of one tile; a and g are what was read beside it, and g becomes its values.
 template <int S>
 INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, const float* a, float* g, int q, int step) {
@@ -404,8 +434,6 @@ template <int S> INLINE void put_out(const Params& p, const Thread& th, const Ta
   for (int i = 0; i < 4; i++)
     if (inside<S>(e + within(i))) out[at + within(i)] = y[i];
 }
-INLINE i64 time_of(const Params& p, int step) { return BACKWARD ? p.steps - 1 - step : step; }
-
 // ---- multiplying warps
 
 template <int S> INLINE void multiply(const Thread& th, const u32 (&reg)[NREG], int q, int step, u32 resets) {
@@ -435,7 +463,7 @@ INLINE void multiply_all(const Params& p, const Thread& th) {
   u32 reg[NREG];
   load_matrices<0>(p, th, reg);
   u32 resets = 0, coming = 0;
-  if (HAS_RESET && !BACKWARD) coming = load_resets(p, th, 0);
+  if (HAS_RESET && (!BACKWARD || p.initial)) coming = load_resets(p, th, BACKWARD ? p.steps : 0);
 #pragma unroll 1
   for (int step = 0; step < (int)p.steps; step++) {
     if (HAS_RESET) {
@@ -445,33 +473,50 @@ INLINE void multiply_all(const Params& p, const Thread& th) {
     }
     multiply_stages<0>(p, th, reg, step, resets);
   }
-  if (BACKWARD)   // the sums that would enter the step before the first
+  if (BACKWARD && p.output_initial)   // the sums that would enter the step before the first
 #pragma unroll 1
     for (int q = 0; q < STREAMS; q++) multiply<0>(th, reg, q, (int)p.steps, coming);
 }
 
 // ---- finishers
 
-template <int S> INLINE void next_task(Thread& th) {
-  if (STREAMS > 1) th.due = (th.due + work(S)) % FINISHERS;
-}
-// What stands beside the sums is read before they are there, and the next step's is asked into L2.
-template <int S> INLINE void finish_task(const Params& p, Thread& th, int q, int step) {
-  constexpr int N = per_warp(S);
-  float a[4 * N], g[4 * N];
-  Way way[N];
-#pragma unroll
-  for (int j = 0; j < N; j++) {
-    Task it = task<S>(th, j);
-    read<S, false>(p, th, it, q, time_of(p, step), a + 4 * j, g + 4 * j);
-    if (THROUGH_L2) way[j] = way_of<S>(th, it, q, step);
+// A task that a finisher has a part in, and what stands beside its sums.
+struct Visit { int q, stage, step; };
+struct Beside { float a[4 * busiest()], g[4 * busiest()]; };
+INLINE Visit after(Visit v) {
+  v.q += GAP;
+  if (v.q >= STREAMS) {
+    v.q -= STREAMS;
+    v.stage++;
+    if (v.stage == DEPTH) {
+      v.stage = 0;
+      v.step++;
+    }
   }
+  return v;
+}
+template <int S> INLINE void look(const Params& p, const Thread& th, const Visit& v, Beside& beside) {
+  if constexpr (S < DEPTH) {
+    if (S < DEPTH - 1 && v.stage != S) look<S + 1>(p, th, v, beside);
+    else if (v.step < (int)p.steps)
+#pragma unroll
+      for (int j = 0; j < per_warp(S); j++) read<S>(p, th, task<S>(th, j), v.q, v.step, beside.a + 4 * j, beside.g + 4 * j);
+  }
+}
+// What stands beside the sums of the next visit is read while this one's tiles are on their way.
+template <int S> INLINE void finish_task(const Params& p, const Thread& th, const Visit& v, const Visit& next, Beside& beside) {
+  constexpr int N = per_warp(S);
+  int q = v.q, step = v.step;
+  Way way[N];
+  if (THROUGH_L2)
+#pragma unroll
+    for (int j = 0; j < N; j++) way[j] = way_of<S>(th, task<S>(th, j), q, step);
   u32 bar = barrier_of<S>(th.base, q, step);
   barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
 #pragma unroll
   for (int j = 0; j < N; j++) {
     Task it = task<S>(th, j);
-    if (it.real) finish<S>(p, th, it, j, a + 4 * j, g + 4 * j, q, step);
+    if (it.real) finish<S>(p, th, it, j, beside.a + 4 * j, beside.g + 4 * j, q, step);
   }
   bool sent = is_sent<S>(p, step);
   if (sent) {
@@ -488,8 +533,9 @@ template <int S> INLINE void finish_task(const Params& p, Thread& th, int q, int
 #pragma unroll
   for (int j = 0; j < N; j++) {
     Task it = task<S>(th, j);
-    if (it.real) put_out<S>(p, th, it, g + 4 * j, q, time_of(p, step));
+    if (it.real) put_out<S>(p, th, it, beside.g + 4 * j, q, time_of(p, step));
   }
+  if (STREAMS > 1) look<0>(p, th, next, beside);   // one stream is a chain: what is sent goes first
   if (THROUGH_L2 && sent && th.lane == 0) {
     copies_out_wait();
 #pragma unroll
@@ -498,20 +544,23 @@ template <int S> INLINE void finish_task(const Params& p, Thread& th, int q, int
   }
   __syncwarp();
   rearm<S>(th, q, step);
-  if (step < (int)p.steps - 1)
-#pragma unroll
-    for (int j = 0; j < N; j++) read<S, true>(p, th, task<S>(th, j), q, time_of(p, step + 1), a, g);
-  next_task<S>(th);
+  if (STREAMS == 1) look<0>(p, th, next, beside);
 }
-template <int S> INLINE void finish_stages(const Params& p, Thread& th, int step) {
+template <int S> INLINE void finish_stage(const Params& p, const Thread& th, const Visit& v, const Visit& next, Beside& beside) {
   if constexpr (S < DEPTH) {
-#pragma unroll 1
-    for (int q = 0; q < STREAMS; q++) finish_task<S>(p, th, q, step);
-    finish_stages<S + 1>(p, th, step);
+    if (S == DEPTH - 1 || v.stage == S) finish_task<S>(p, th, v, next, beside);
+    else finish_stage<S + 1>(p, th, v, next, beside);
+  }
+}
+template <int S> INLINE void finish_step(const Params& p, const Thread& th, int step, Beside& beside) {   // of one stream
+  if constexpr (S < DEPTH) {
+    Visit now = {0, S, step};
+    finish_task<S>(p, th, now, after(now), beside);
+    finish_step<S + 1>(p, th, step, beside);
   }
 }
 // dh0 of stream q: sums that pass no unit.
-INLINE void finish_initial(const Params& p, Thread& th, int q) {
+INLINE void finish_initial(const Params& p, const Thread& th, int q) {
   barrier_wait(ready_of(th.base, q), ((int)p.steps * DEPTH) & 1);
 #pragma unroll
   for (int j = 0; j < per_warp(0); j++) {
@@ -525,29 +574,44 @@ INLINE void finish_initial(const Params& p, Thread& th, int q) {
       if (it.part == 0 && n < rows_of(th, q) && inside<0>(e + within(i)))
         p.output_initial[(th.member * p.batch + th.row0 + q * ROWS + n) * HIDDEN + e + within(i)] = v[i];
   }
-  next_task<0>(th);
 }
-INLINE void finish_all(const Params& p, Thread& th) {
+INLINE void finish_all(const Params& p, const Thread& th) {
+  Visit now = {th.number / AT_ONCE, 0, 0};
+  if (now.q >= GAP) return;
+  Beside beside;
+  look<0>(p, th, now, beside);
 #pragma unroll 1
-  for (int step = 0; step < (int)p.steps; step++) finish_stages<0>(p, th, step);
-  if (BACKWARD)
+  while (now.step < (int)p.steps) {
+    if (STREAMS == 1) {
+      finish_step<0>(p, th, now.step++, beside);
+    } else {
+      Visit next = after(now);
+      finish_stage<0>(p, th, now, next, beside);
+      now = next;
+    }
+  }
+  if (BACKWARD && p.output_initial)
 #pragma unroll 1
-    for (int q = 0; q < STREAMS; q++) finish_initial(p, th, q);
+    for (; now.step == (int)p.steps && now.stage == 0; now = after(now)) finish_initial(p, th, now.q);
 }
 
 template <int S> INLINE void set_up(const Params& p, const Thread& th) {
   if constexpr (S < DEPTH) {
-    for (int i = threadIdx.x; i < STREAMS * copies(S) * tiles(S) * NTILES * 32; i += THREADS) {
-      int lane = i % 32, nt = i / 32 % NTILES, tile = i / 32 / NTILES % tiles(S), copy = i / 32 / NTILES / tiles(S) % copies(S);
-      int q = i / 32 / NTILES / tiles(S) / copies(S), n = nt * 8 + lane / 4, e = tile * 16 + lane % 4 * 2;
+    // Only what the first step finds of the step before it: elsewhere nothing is read before it arrives.
+    constexpr int EACH_STREAM = tiles(S) * NTILES * 32, ALL = BACKWARD || S == DEPTH - 1 ? STREAMS * EACH_STREAM : 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < ALL; i += THREADS) {
+      int q = i / EACH_STREAM, within = i % EACH_STREAM, lane = i % 32, nt = i / 32 % NTILES, tile = within / 32 / NTILES;
+      int n = nt * 8 + lane / 4, e = tile * 16 + lane % 4 * 2;
       float y[4];
 #pragma unroll
       for (int w = 0; w < 4; w++) {
         int k = e + w % 2 + w / 2 * 8;
-        bool h0 = !BACKWARD && S == DEPTH - 1 && copy == copies(S) - 1 && n < rows_of(th, q) && k < HIDDEN;
-        y[w] = h0 ? p.initial[th.member * p.initial_member + (i64)(th.row0 + q * ROWS + n) * HIDDEN + k] : 0.0f;
+        bool given = !BACKWARD || p.initial;
+        i64 row = th.row0 + q * ROWS + n, at = BACKWARD ? row * TOTAL + layer_offset(layer(S)) : row * HIDDEN;
+        y[w] = given && n < rows_of(th, q) && k < size(S) ? p.initial[th.member * p.initial_member + at + k] : 0.0f;
       }
-      u32 at = th.base + vector_offset(S) + i * ENTRY, w[4];
+      u32 at = vector_of<S>(th, q, -1) + within * ENTRY, w[4];
       split(y[0], y[1], w[0], w[2]);
       split(y[2], y[3], w[1], w[3]);
       store_words(at, w[0], w[1], w[2], w[3]);
@@ -557,7 +621,7 @@ template <int S> INLINE void set_up(const Params& p, const Thread& th) {
         for (int q = 0; q < STREAMS; q++) barrier_init(ready_of(th.base, q), WARPS);
       for (int i = 0; i < 2 * STREAMS; i++) {
         u32 bar = barrier_of<S>(th.base, i / 2, i % 2);
-        barrier_init(bar, 1 + FINISHERS);
+        barrier_init(bar, 1 + AT_ONCE);
         barrier_expect(bar, arriving<S>(th, i / 2));
       }
     }
@@ -580,7 +644,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid
   th.row0 = (int)(cluster % p.groups) * (ROWS * STREAMS);
   th.left = (int)p.batch - th.row0;
   th.number = warp - WARPS;
-  th.due = 0;
   th.exchange = (u8*)p.exchange + cluster * exchange_offset(DEPTH);
   set_up<0>(p, th);
   barrier_fence();

@@ -22,9 +22,9 @@ struct Params {
   const float* input_mid;  //                                     backward: gradient of z (T,B,MID) or null
   float* top;              // h (T,B,HIDDEN): written forward, read backward
   float* mid;              // z (T,B,MID): likewise
-  const float* initial;    // forward: h0 (B,HIDDEN)
+  const float* initial;    // forward: h0 (B,HIDDEN).             backward, mma.cu: dA of the step that follows (B,TOTAL), or null
   float* output;           // backward: dA (T,B,TOTAL)
-  float* output_initial;   // backward: dh0 (B,HIDDEN)
+  float* output_initial;   // backward: dh0 (B,HIDDEN); mma.cu: or null
   const u8* reset;         // (T,B)
   i64 input_member, initial_member, reset_member;
   i64 steps, batch, groups;

@@ -20,9 +20,10 @@ UNITS = ("sigmoid", "tanh", "relu", "identity")  # in the order of enum Unit
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block may ask for on Hopper
 REGISTERS = {128: 255, 256: 255, 384: 168, 512: 128}  # what a thread may hold when the block has the SM alone
 TENSOR_CORES = True  # whether "mma" may be chosen
-SPARE = 40  # registers of a multiplying thread that hold no weights or sums
+SPARE = 32  # registers of a multiplying thread that hold no weights or sums
 # How tiles are sent (through L2 or not) and by how many warps: what can be the fastest for one stream, and for several.
-MANNERS = (((True, 4), (False, 4)), ((True, 4), (True, 8)))
+# Eight warps are slower: they leave the multiplying ones too few registers for the weights.
+MANNERS = (((True, 4), (False, 4)), ((True, 4),))
 FINISHER_REGISTERS = {4: 56, 8: 48}  # of a thread of the warps that finish tiles, as in mma.cu
 # Clusters of each size that 132 processors hold at once (measured on an H200): a cluster lies in one group of
 # processors, and those groups are of unequal size, so that nine is hardly better than sixteen.
@@ -248,7 +249,7 @@ def mma_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
         groups = max(1, device.resident(cluster) // members)
         even = {_up(batch, groups * waves) for waves in (1, 2, 3, 4)}  # no wave nearly empty
         for rows in sorted(even | {min(batch, 8), min(batch, 16), min(batch, 32)}):
-            for streams in (1, *range(_up(rows, 16), _up(rows, 5))):
+            for streams in sorted({1, *range(_up(rows, 16), _up(rows, 5) + 1)}):
                 each = _up(rows, streams)
                 if each > 48 or (streams > 1 and each <= 4):
                     continue
