@@ -77,11 +77,10 @@ class Loop(nn.Module):
 
     def by_backend(self, x: Tensor, spec: TransitionSpec, backend: str) -> Tensor:
         """The same function through a backend."""
-        weight = torch.cat([U.weight for U in self.U])  # type: ignore[misc]
-        bias = torch.cat([U.bias for U in self.U])  # type: ignore[misc]
+        U, b = [U.weight for U in self.U], [U.bias for U in self.U]
         h0 = x.new_zeros(x.shape[1], spec.hidden_size)
         W, S = [W.weight for W in self.W], [S.weight for S in self.S]
-        return unroll_input(x, weight, bias, h0, W, S, spec, backend=backend)[0]  # type: ignore[arg-type]
+        return unroll_input(x, U, b, h0, W, S, spec, backend=backend)[0]  # type: ignore[arg-type]
 
 
 class Bench:

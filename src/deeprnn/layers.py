@@ -17,6 +17,8 @@ from deeprnn.arguments import as_sizes, check_settings, name_unit
 from deeprnn.backends import (
     TransitionSpec,
     autocasts,
+    one_bias,
+    one_matrix,
     unroll,
     unroll_input,
     unroll_with,
@@ -36,7 +38,7 @@ class Level(NamedTuple):
     U: Sequence[str | None]
     W: Sequence[str]
     S: Sequence[str | None]
-    b: Sequence[str | None]
+    b: Sequence[str]
     transition: TransitionSpec | None  # None where units pool
 
     @classmethod
@@ -46,11 +48,11 @@ class Level(NamedTuple):
         U = [f"weight_ih{end}" if spec.inputs[l] else None for l, end in enumerate(ends)]
         W = [f"weight_{'zh' if l else 'hh'}{end}" for l, end in enumerate(ends)]
         S = [f"weight_sh{end}" if spec.shortcuts[l] else None for l, end in enumerate(ends)]
-        b = [f"bias{'' if l else '_ih'}{end}" if spec.bias else None for l, end in enumerate(ends)]
+        b = [f"bias{'' if l else '_ih'}{end}" for l, end in enumerate(ends)] + [f"bias_hh{suffix}"]
         names = tuple(u.name for u in spec.unit_specs)
         pools = any(name in units.POOLED for name in names)
         transition = None if pools else TransitionSpec(spec.sizes, names, spec.shortcuts)
-        return cls(spec, suffix, U, W, S, b, transition)
+        return cls(spec, suffix, U, W, S, b if spec.bias else [], transition)
 
 
 class DeepRNN(nn.Module):
@@ -174,17 +176,15 @@ class DeepRNN(nn.Module):
         return [None if name is None else getattr(self, name) for name in names]
 
     def _level_weights(self, level: Level) -> tuple[list, list, list, list]:
-        """U, W, S and summed biases of a level's layers, None where a layer has none."""
-        U, W, S, b = (self._list(names) for names in (level.U, level.W, level.S, level.b))
-        if level.spec.bias:
-            b[0] = b[0] + getattr(self, f"bias_hh{level.suffix}")
-        return U, W, S, b
+        """U, W, S of a level's layers, None where a layer has none, and b, the last being the first layer's second."""
+        return self._list(level.U), self._list(level.W), self._list(level.S), self._list(level.b)
 
     def _project(self, x: Tensor, spec: PlusSpec, U: list, b: list) -> Tensor:
         if all(u is not None for u in U):
-            return F.linear(x, torch.cat(U), torch.cat(b) if spec.bias else None)
+            return F.linear(x, one_matrix(U), one_bias(b, spec.depth))
         parts = []
-        for u, bias, width in zip(U, b, spec.widths, strict=True):
+        each = [b[0] + b[-1], *b[1:-1]] if b else [None] * spec.depth
+        for u, bias, width in zip(U, each, spec.widths, strict=True):
             part = F.linear(x, u, bias) if u is not None else x.new_zeros(()) if bias is None else bias
             parts.append(part.expand(*x.shape[:-1], width))
         return torch.cat(parts, -1)
@@ -199,8 +199,7 @@ class DeepRNN(nn.Module):
             return unroll_with(A, h0, W, S, phis, spec.widths, named=named)
         shortcuts = [s for s in S if s is not None]
         if all(u is not None for u in U):
-            bias = torch.cat(b) if spec.bias else None
-            return unroll_input(x, torch.cat(U), bias, h0, W, shortcuts, transition, backend=self.backend)
+            return unroll_input(x, U, b, h0, W, shortcuts, transition, backend=self.backend)
         A = self._project(x, spec, U, b)
         return unroll(A, h0, W, shortcuts, transition, backend=self.backend)
 

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deeprnn import equations, init, units
-from deeprnn.backends import TransitionSpec, unroll, unroll_input, unroll_with, without_autocast
+from deeprnn.backends import (
+    TransitionSpec,
+    one_bias,
+    one_matrix,
+    unroll,
+    unroll_input,
+    unroll_with,
+    without_autocast,
+)
 from deeprnn.errors import UserError
 from deeprnn.specs import PlusSpec, PredictSpec
 from deeprnn.units import UnitSpec
@@ -122,20 +130,21 @@ class Plus(Operator):
             x = self._phi(f"_e{i}", unit)(a if bias is None else a + bias)
         return x
 
-    def _one_product(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """What enters, its matrix and bias, where all layers have an input and it is a vector; else None."""
+    def _one_product(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]] | None:
+        """What enters, its matrices and biases, where all layers have an input and it is a vector; else None."""
         spec, U = self.spec, self._list("U")
         if not all(u is not None for u in U) or (spec.embeds and not spec.input_mlp_sizes) or spec.skip_size:
             return None
         x = self._embed_input(x) if spec.input_mlp_sizes else x
-        bias = torch.cat(self._list("b")) if spec.bias else None  # type: ignore[arg-type]
-        return x.to(U[0].dtype), torch.cat(U), bias  # type: ignore[union-attr,arg-type]
+        b = self._list("b") if spec.bias else []
+        return x.to(U[0].dtype), U, b  # type: ignore[union-attr,return-value]
 
     def project(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
         """Everything that enters the layers from outside the recurrence, (..., Σ widths)."""
-        if (one := self._one_product(x)) is not None:
-            return F.linear(*one)
         spec = self.spec
+        if (one := self._one_product(x)) is not None:
+            x, U, b = one
+            return F.linear(x, one_matrix(U), one_bias(b, spec.depth))
         lead = x.shape if spec.embeds else x.shape[:-1]
         embedded = spec.embeds and not spec.input_mlp_sizes
         x = self._embed_input(x) if spec.input_mlp_sizes else x

@@ -53,7 +53,9 @@ class Blocks:
         self.run, self.shared = ctypes.CDLL(f"{file}.so").run, shared
         self.run.restype = ctypes.c_char_p
 
-    def launch(self, grid: int, threads: int, arguments: list, device: Any, rows: int = 1) -> None:
+    def launch(
+        self, grid: int, threads: int, arguments: list, device: Any, rows: int = 1, stream: int | None = None
+    ) -> None:
         """Run all blocks, one after the other."""
         seed = fresh_seed()
         error = self.run(ctypes.byref(arguments[0]), grid, rows, threads, self.shared, seed)

@@ -265,7 +265,7 @@ def test_a_launch_makes_the_tensors_gpu_the_current_one(monkeypatch):
     library = SimpleNamespace(cuLaunchKernelEx=lambda *_: launched.append(now[-1]) or 0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: now[-1])
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(driver, "stream_of", lambda index: 0)
     monkeypatch.setattr(driver, "ensure_context", lambda index: None)
     monkeypatch.setattr(driver, "library", lambda: library)
     kernel = object.__new__(driver.Kernel)

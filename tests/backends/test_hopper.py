@@ -152,7 +152,7 @@ def test_emulated_rows_times_a_matrix(count, inner, columns, turned, emulated):
 SPEC = TransitionSpec((12, 8), ("sigmoid", "tanh"), (False, True))
 
 
-def plainly(monkeypatch):
+def plainly(monkeypatch, split=True):
     """The kernels' places taken by plain operations, so that what remains is which is called with what."""
 
     def rows_times(x, matrix, bias=None):
@@ -163,7 +163,7 @@ def plainly(monkeypatch):
         def __init__(self, left, width, reset, wanted):
             self.left, self.width, self.reset, self.wanted, self.sides = left, width, reset, wanted, []
 
-        def cut_left(self):
+        def cut_left(self, stream=None):
             for x, h0 in self.left:
                 side = self.left[0].x.new_ones(*self.left[0].x.shape[:-1], 1) if x is None else x
                 self.sides.append(side if h0 is None else gradients.previous_states(side, h0, self.reset))
@@ -187,6 +187,7 @@ def plainly(monkeypatch):
             pairs = [(y, d) for y, d in zip(outputs, (dh, dz), strict=True) if d is not None]
             return torch.autograd.grad([y for y, _ in pairs], leaves, [d for _, d in pairs])
 
+    monkeypatch.setattr(entering, "splits", lambda x, spec: split)
     monkeypatch.setattr(rows, "rows_times", rows_times)
     monkeypatch.setattr(tall, "Sums", Sums)
     monkeypatch.setattr(cuda, "_forward", forward)
@@ -195,31 +196,34 @@ def plainly(monkeypatch):
     monkeypatch.setattr(cuda, "_plain", lambda *tensors: True)
 
 
-def given(biased=True) -> list[Any]:
-    """x, weight, bias, h0, W1, W2, S2 in float64."""
-    shapes = ((7, 3, 8), (20, 8), (20,), (3, 8), (12, 8), (8, 12), (8, 8))
-    found = [0.3 * torch.randn(s, dtype=torch.float64) for s in shapes]
-    return [t.requires_grad_() if biased or i != 2 else None for i, t in enumerate(found)]
+def given(biases=2) -> list[Any]:
+    """x, h0, U1, U2, W1, W2, S2 and some of b1, b2 and the first layer's second one, in float64."""
+    shapes = ((7, 3, 8), (3, 8), (12, 8), (8, 8), (12, 8), (8, 12), (8, 8), (12,), (8,), (12,))
+    return [(0.3 * torch.randn(s, dtype=torch.float64)).requires_grad_() for s in shapes[: 7 + biases]]
 
 
-def by_entering(x, weight, bias, h0, W1, W2, S2, reset=None):
-    return entering.unroll(x, weight, bias, h0, [W1, W2], [S2], SPEC, reset, "fp32")
+def by_entering(x, h0, U1, U2, W1, W2, S2, *b, reset=None):
+    return entering.unroll(x, [U1, U2], b, h0, [W1, W2], [S2], SPEC, reset, "fp32")
 
 
-def by_reference(x, weight, bias, h0, W1, W2, S2, reset=None):
-    return reference.unroll(F.linear(x, weight, bias), h0, [W1, W2], [S2], SPEC, reset)
+def by_reference(x, h0, U1, U2, W1, W2, S2, b1=None, b2=None, again=0.0, reset=None):
+    bias = None if b1 is None or b2 is None else torch.cat([b1 + again, b2])
+    return reference.unroll(F.linear(x, torch.cat([U1, U2]), bias), h0, [W1, W2], [S2], SPEC, reset)
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("only", [None, "x", "weights", "h alone"])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("biases", [0, 2, 3])
+@pytest.mark.parametrize("only", [None, "x", "U", "b", "S", "h alone"])
 @pytest.mark.parametrize("marked", [False, True])
-def test_all_gradients_of_the_input_and_the_loop(biased, only, marked, monkeypatch):
-    plainly(monkeypatch)
-    tensors = given(biased)
+def test_all_gradients_of_the_input_and_the_loop(split, biases, only, marked, monkeypatch):
+    plainly(monkeypatch, split)
+    tensors = given(biases)
+    wanted = {"x": [0], "U": [2], "b": range(7, 7 + biases), "S": [6]}.get(only or "", range(len(tensors)))
     for i, t in enumerate(tensors):
-        if t is not None and only in ("x", "weights"):
-            t.requires_grad_((i == 0) == (only == "x"))
-    leaves = [t for t in tensors if t is not None and t.requires_grad]
+        t.requires_grad_(i in wanted)
+    leaves = [t for t in tensors if t.requires_grad]
+    if not leaves:
+        pytest.skip("no biases")
     reset = torch.rand(7, 3) < 0.3 if marked else None
     upstream = [torch.randn(7, 3, n, dtype=torch.float64) for n in (8, 12)][: 1 if only == "h alone" else 2]
     results = []
@@ -230,42 +234,79 @@ def test_all_gradients_of_the_input_and_the_loop(biased, only, marked, monkeypat
         torch.testing.assert_close(a, b)
 
 
+def test_torchs_products_are_taken_only_where_they_are_wanted(monkeypatch):
+    plainly(monkeypatch, split=False)
+    monkeypatch.setattr(entering, "weight_gradients", lambda *a: pytest.fail("not wanted"))
+    tensors = given()
+    for t in tensors[4:7]:
+        t.requires_grad_(False)
+    h, _ = by_entering(*tensors)
+    assert all(g.any() for g in torch.autograd.grad(h.sum(), [tensors[i] for i in (0, 1, 2, 3, 7, 8)]))
+
+
 def test_a_second_derivative_of_the_input_and_the_loop(monkeypatch):
     plainly(monkeypatch)
-    assert torch.autograd.gradgradcheck(by_entering, given())
+    assert torch.autograd.gradgradcheck(by_entering, given(biases=3))
 
 
-def test_only_many_rows_of_plain_fp32_on_a_gpu_are_taken_over(monkeypatch):
+def test_gradients_mapped_over_the_outputs_of_the_input_and_the_loop(monkeypatch):
+    plainly(monkeypatch)
+    monkeypatch.setattr(cuda, "_plain", lambda *tensors: not gradients.inside_vmap())
+    tensors = given(biases=3)
+    h, _ = by_entering(*tensors)
+    grads = torch.randn(3, *h.shape, dtype=h.dtype)
+    found = torch.func.vmap(lambda g: torch.autograd.grad(h, tensors, g, retain_graph=True))(grads)
+    for p in range(3):
+        for a, b in zip(found, torch.autograd.grad(h, tensors, grads[p], retain_graph=True), strict=True):
+            torch.testing.assert_close(a[p], b)
+
+
+def test_only_plain_fp32_on_a_gpu_is_taken_over(monkeypatch):
     spec = TransitionSpec((400, 400), ("sigmoid", "sigmoid"), (False, True))
-    x, weight = torch.zeros(100, 64, 88), torch.zeros(800, 88)
-    assert not entering.serves(x, (weight, None), spec)
-    monkeypatch.setattr(products, "hopper", lambda device: True)
+    x, U, b = torch.zeros(100, 64, 88), [torch.zeros(400, 88)] * 2, [torch.zeros(400)] * 3
+    h0 = torch.zeros(64, 400)
+
+    def serves(x=x, U=U, b=b, others=(h0,)):
+        return entering.serves(x, U, b, others, spec)
+
+    assert not serves()
     monkeypatch.setattr(entering, "DEVICE", "cpu")
     monkeypatch.setattr(cuda, "DEVICE", "cpu")
-    assert entering.serves(x, (weight, None), spec)
-    assert not entering.serves(x[:3], (weight,), spec)
-    assert not entering.serves(x.double(), (weight,), spec)
-    assert not entering.serves(x, (weight.double(),), spec)
-    assert not entering.serves(x.transpose(0, 1), (weight,), spec)
-    assert not entering.serves(torch.zeros(100, 64, 87), (weight,), spec)
-    assert not entering.serves(x, (torch.zeros(800, 92), None), spec)
-    assert not entering.serves(x, (torch.zeros(796, 88), None), spec)
-    assert not entering.serves(x, (weight, torch.zeros(799)), spec)
-    assert not entering.serves(x, (weight,), TransitionSpec((400, 20), ("sigmoid", "sigmoid"), (False, True)))
+    assert serves()
+    assert serves(x[:1], b=())
+    assert not serves(x.double())
+    assert not serves(U=[U[0], U[1].double()])
+    assert not serves(others=(h0.double(),))
+    assert not serves(x[0])
+    assert not serves(U=[U[0], torch.zeros(400, 92)])
+    assert not serves(U=[U[0], torch.zeros(396, 88)])
+    assert not serves(b=[b[0], torch.zeros(399)])
+    assert not serves(b=[*b[:2], torch.zeros(399)])
     with torch.autocast("cpu"):
-        assert not entering.serves(x, (weight,), spec)
+        assert not serves()
     seen = []
-    torch.func.vmap(lambda w: seen.append(entering.serves(x, (w,), spec)) or w)(torch.zeros(2, 800, 88))
+    torch.func.vmap(lambda u: seen.append(serves(U=[u, U[1]])) or u)(torch.zeros(2, 400, 88))
     assert seen == [False]
 
 
+def test_only_many_rows_go_to_the_tensor_cores(monkeypatch):
+    spec = TransitionSpec((400, 400), ("sigmoid", "sigmoid"), (False, True))
+    x = torch.zeros(100, 64, 88)
+    assert not entering.splits(x, spec)
+    monkeypatch.setattr(products, "hopper", lambda device: True)
+    assert entering.splits(x, spec)
+    assert not entering.splits(x[:3], spec)
+    assert not entering.splits(x.transpose(0, 1), spec)
+    assert not entering.splits(torch.zeros(100, 64, 87), spec)
+    assert not entering.splits(x, TransitionSpec((400, 20), ("sigmoid", "sigmoid"), (False, True)))
+
+
 def test_without_a_gpu_the_product_and_the_loop_are_apart():
-    tensors = given()
-    x, weight, bias, h0, W1, W2, S2 = tensors
-    for found, expected in zip(
-        unroll_input(x, weight, bias, h0, [W1, W2], [S2], SPEC), by_reference(*tensors), strict=True
-    ):
-        torch.testing.assert_close(found, expected)
+    tensors = given(biases=3)
+    x, h0, U1, U2, W1, W2, S2, *b = tensors
+    found = unroll_input(x, [U1, U2], b, h0, [W1, W2], [S2], SPEC)
+    for f, expected in zip(found, by_reference(*tensors), strict=True):
+        torch.testing.assert_close(f, expected)
 
 
 # ---- on a GPU
@@ -308,22 +349,26 @@ def test_rows_times_a_matrix_is_as_accurate_as_fp32(count, inner, columns):
 @GPU
 @pytest.mark.parametrize("backend", ["auto", "cuda"])
 @pytest.mark.parametrize("marked", [False, True])
-def test_a_layer_with_the_product_of_its_input(backend, marked):
+@pytest.mark.parametrize("batch", [64, 1])
+def test_a_layer_with_the_product_of_its_input(backend, marked, batch):
     spec = TransitionSpec((400, 200), ("sigmoid", "tanh"), (False, True))
-    shapes = ((40, 64, 88), (600, 88), (600,), (64, 200), (400, 200), (200, 400), (200, 200))
-    scales = (1, 0.1, 0.1, 1, 0.05, 0.05, 0.05)
+    shapes = ((40, batch, 88), (batch, 200), (400, 88), (200, 88), (400, 200), (200, 400), (200, 200))
+    scales = (1, 1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.1, 0.1, 0.1)
     leaves = [
-        (torch.randn(s, device="cuda") * c).requires_grad_() for s, c in zip(shapes, scales, strict=True)
+        (torch.randn(s, device="cuda") * c).requires_grad_()
+        for s, c in zip((*shapes, (400,), (200,), (400,)), scales, strict=True)
     ]
-    reset = torch.rand(40, 64, device="cuda") < 0.05 if marked else None
-    x, weight, bias, h0, W1, W2, S2 = leaves
-    assert entering.serves(x, leaves[1:], spec)
-    upstream = [torch.randn(40, 64, n, device="cuda") for n in (200, 400)]
-    outputs = unroll_input(x, weight, bias, h0, [W1, W2], [S2], spec, reset, backend)
+    reset = torch.rand(40, batch, device="cuda") < 0.05 if marked else None
+    x, h0, U1, U2, W1, W2, S2, *b = leaves
+    assert entering.serves(x, (U1, U2), b, (h0, W1, W2, S2), spec)
+    assert entering.splits(x, spec) == (batch > 1)
+    upstream = [torch.randn(40, batch, n, device="cuda") for n in (200, 400)]
+    outputs = unroll_input(x, (U1, U2), b, h0, [W1, W2], [S2], spec, reset, backend)
     found = [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]
     wide = [t.detach().double().requires_grad_() for t in leaves]
-    x, weight, bias, h0, W1, W2, S2 = wide
-    outputs = reference.unroll(F.linear(x, weight, bias), h0, [W1, W2], [S2], spec, reset)
+    x, h0, U1, U2, W1, W2, S2, *b = wide
+    A = F.linear(x, torch.cat([U1, U2]), torch.cat([b[0] + b[2], b[1]]))
+    outputs = reference.unroll(A, h0, [W1, W2], [S2], spec, reset)
     truth = [*outputs, *torch.autograd.grad(outputs, wide, [u.double() for u in upstream])]
     for f, t in zip(found, truth, strict=True):
         assert float((f - t).norm() / t.norm()) < 1e-5

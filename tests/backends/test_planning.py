@@ -170,6 +170,7 @@ def test_weights_kept_unpacked_are_rounded_all_the_same():
     for bf16 in (True, False):
         plan = planning.make_plan(spec, 1, 1, bf16, False, Device())
         assert not plan.bf16
-        given = [m for m, *_ in launch._matrices(stages, W, S, spec, plan, bf16)]
+        ready = launch.Prepared(plan, stages, None, launch.order_of(stages, spec))  # type: ignore[arg-type]
+        given = [m for m, *_ in launch._matrices(ready, W, S, bf16)]
         rounded = [bool(torch.equal(m, m.bfloat16().float())) for m in given]
         assert rounded == [bf16] * 3

@@ -82,7 +82,7 @@ def test_operands_begin_where_a_kernel_may_read_four_numbers_at_once():
 @pytest.mark.parametrize("members", [0, 3])
 def test_the_operator_promises_the_shapes_of_the_plain_products(members):
     args = draw(5, 2, members, "cpu")
-    runs = gradients._runs([True, *SHORTCUTS[1:]])
+    runs = gradients.runs_of(SHORTCUTS)
     plain = gradients._products(*args, sizes=SIZES, runs=runs)
     bounds = [bound for run in runs for bound in (run[0], run[-1] + 1)]
     meta = [x.to("meta") for x in args]
@@ -115,7 +115,7 @@ def test_the_emulated_kernels(steps, batch, members, reset, emulated):
     args = draw(steps, batch, members, "cpu", reset)
     if members:
         args[4] = torch.rand(members, steps, batch) < 0.3
-    runs = gradients._runs([True, *SHORTCUTS[1:]])
+    runs = gradients.runs_of(SHORTCUTS)
     bounds = [bound for run in runs for bound in (run[0], run[-1] + 1)]
     found = products._weight_products(*args, sizes=SIZES, runs=bounds)
     wide = [x.double() if i < 4 else x for i, x in enumerate(args)]

@@ -173,8 +173,8 @@ def unroll(
 
 def unroll_input(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    U: Sequence[Tensor],
+    b: Sequence[Tensor],
     h0: Tensor,
     W: Sequence[Tensor],
     S: Sequence[Tensor],
@@ -182,15 +182,32 @@ def unroll_input(
     reset: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """`unroll` of A = x weightᵀ + bias, with the product in one with the loop where a backend can: x is (T, B, I)."""
+    """`unroll` of A_l = x U_lᵀ + b_l, with the product in one with the loop where a backend can: x is (T, B, I).
+
+    There may be no b; where there is one more than layers, the last adds to the first, as in `nn.RNN`.
+    """
     if backend in ("auto", "cuda") and x.is_cuda and not torch.compiler.is_compiling() and nvidia(x.device):
         from deeprnn.backends.cuda import entering
 
-        if _outside_choice() is None and entering.serves(x, (weight, bias, h0, *W, *S), spec):
-            _check(x.device, (*x.shape[:-1], weight.shape[0]), h0, W, reset, weight, bias, *S)
+        if _outside_choice() is None and entering.serves(x, U, b, (h0, *W, *S), spec):
+            _check(x.device, (*x.shape[:-1], spec.total), h0, W, reset, *U, *b, *S)
             if choose(spec, "cuda", x.dtype, "fp32") == "cuda":
-                return entering.unroll(x, weight, bias, h0, W, S, spec, reset, "fp32")
-    return unroll(functional.linear(x, weight, bias), h0, W, S, spec, reset, backend)
+                return entering.unroll(x, U, b, h0, W, S, spec, reset, "fp32")
+    A = functional.linear(x, one_matrix(U), one_bias(b, len(W)))
+    return unroll(A, h0, W, S, spec, reset, backend)
+
+
+def one_matrix(U: Sequence[Tensor]) -> Tensor:
+    """The matrices of all layers as one."""
+    return torch.cat(list(U)) if len(U) > 1 else U[0]
+
+
+def one_bias(b: Sequence[Tensor], layers: int) -> Tensor | None:
+    """The biases of all layers as one; a further one adds to the first layer's."""
+    if not b:
+        return None
+    first = b[0] if len(b) == layers else b[0] + b[-1]
+    return torch.cat([first, *b[1:layers]]) if layers > 1 else first
 
 
 def _check(

@@ -11,6 +11,7 @@ one product. Everything here is differentiable, so that a second backward may pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -132,20 +133,21 @@ def _of_member(reset: Tensor | None, member: int) -> Tensor | None:
     return reset if reset is None or reset.dim() == 2 else reset[member]
 
 
-def runs_of(shortcuts: Sequence[bool]) -> list[list[int]]:
+def runs_of(shortcuts: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
     """The layers that see h(t-1), neighbours grouped: the first always does."""
-    return _runs([True, *shortcuts[1:]])
+    return _runs((True, *shortcuts[1:]))
 
 
-def _runs(flags: Sequence[bool]) -> list[list[int]]:
+@lru_cache(maxsize=1024)
+def _runs(flags: tuple[bool, ...]) -> tuple[tuple[int, ...], ...]:
     """Indices of the true flags, neighbours grouped."""
-    runs: list[list[int]] = []
+    runs: list[tuple[int, ...]] = []
     for index, flag in enumerate(flags):
         if flag and runs and runs[-1][-1] == index - 1:
-            runs[-1].append(index)
+            runs[-1] += (index,)
         elif flag:
-            runs.append([index])
-    return runs
+            runs.append((index,))
+    return tuple(runs)
 
 
 def _against_previous(d: Tensor, h: Tensor, h0: Tensor, previous: Tensor | None) -> Tensor:

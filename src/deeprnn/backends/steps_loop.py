@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from deeprnn.backends.gradients import _runs
+from deeprnn.backends.gradients import runs_of
 from deeprnn.units import UnitSpec
 
 UnitAt = Callable[[int, int], None]  # layer, step
@@ -48,7 +48,7 @@ class Layout:
     @cached_property
     def runs(self) -> tuple[tuple[int, ...], ...]:
         """The layers that see h(t-1), neighbours grouped."""
-        return tuple(map(tuple, _runs([True, *self.shortcuts[1:]])))
+        return runs_of(self.shortcuts)
 
     @property
     def last(self) -> int:

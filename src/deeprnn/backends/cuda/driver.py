@@ -65,6 +65,11 @@ def ensure_context(device: int) -> None:
         check(lib.cuCtxSetCurrent(current), "cuCtxSetCurrent")
 
 
+def stream_of(device: torch.device) -> int | None:
+    """The address of the current stream, None without a GPU: worth asking once for several launches."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+
+
 @lru_cache(maxsize=1024)
 def _config(
     grid: int, rows: int, threads: int, shared: int, stream: int | None, cluster: int, cooperative: bool
@@ -128,16 +133,26 @@ class Kernel:
         check(status, "cuOccupancyMaxActiveClusters")
         return count.value
 
-    def launch(self, grid: int, threads: int, arguments: list, device: torch.device, rows: int = 1) -> None:
-        """Launch grid x rows blocks on the current stream; `arguments` are ctypes values in the kernel's order.
+    def launch(
+        self,
+        grid: int,
+        threads: int,
+        arguments: list,
+        device: torch.device,
+        rows: int = 1,
+        stream: int | None = None,
+    ) -> None:
+        """Launch grid x rows blocks; `arguments` are ctypes values in the kernel's order.
 
-        A function belongs to one GPU's context, which is made the current one where it is not.
+        On the current stream, unless the address of another is given. A function belongs to one GPU's context,
+        which is made the current one where it is not.
         """
-        if device.index is not None and device.index != torch.cuda.current_device():
+        current = torch.cuda.current_device()
+        if device.index is not None and device.index != current:
             with torch.cuda.device(device):
-                return self.launch(grid, threads, arguments, device, rows)
-        stream = torch.cuda.current_stream(device).cuda_stream
-        ensure_context(torch.cuda.current_device())
+                return self.launch(grid, threads, arguments, device, rows, stream)
+        stream = stream_of(device) if stream is None else stream
+        ensure_context(current)
         config = self.config(grid, threads, stream or None, rows)
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         status = library().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None)

@@ -1,24 +1,26 @@
-"""The input's product and the unrolled loop as one operation, so that all gradients after the loop share their work.
+"""The input's product and the unrolled loop as one operation, for plain tensors on a GPU.
 
 A = x Uᵀ + b before the loop and, after it, the gradients of U, b and every matrix of the transition are sums over the
-same rows of dA: on Hopper's tensor cores dA is cut into parts once for all of them (tall.cu), and the product before
-the loop is bound by writing A (entry.cu). As accurate as fp32 products. Everywhere else, and where something looks on
-(a compiler, vmap, autocast, a second derivative), torch's own products serve.
+same rows of dA. With many rows on Hopper's tensor cores dA is cut into parts once for all of them (tall.cu), and the
+product before the loop is bound by writing A (entry.cu), as accurate as fp32 products; else torch's own products serve.
+Either way autograd sees one operation instead of seven, which is time of the host's. Where something looks on (a
+compiler, vmap, autocast, a second derivative), the operations are apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deeprnn.backends import TransitionSpec, autocasts, cuda
+from deeprnn.backends import TransitionSpec, autocasts, cuda, one_bias, one_matrix
 from deeprnn.backends.cuda import products, rows
-from deeprnn.backends.gradients import inside_functional_grad, inside_vmap, runs_of, sorted_gradients
+from deeprnn.backends.gradients import runs_of, sorted_gradients, weight_gradients
 
 FEWEST_ROWS = 2048  # below, torch's product of the input is as fast
 FEWEST_LONG_ROWS = 6144  # the same for the gradient of the input
@@ -27,8 +29,8 @@ DEVICE = "cuda"  # tests without a GPU name another
 
 def unroll(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    U: Sequence[Tensor],
+    b: Sequence[Tensor],
     h0: Tensor,
     W: Sequence[Tensor],
     S: Sequence[Tensor],
@@ -36,127 +38,186 @@ def unroll(
     reset: Tensor | None,
     precision: str,
 ) -> tuple[Tensor, Tensor]:
-    """As `cuda.unroll` of x (T, B, I) times weight (ΣM, I) plus bias (ΣM,); ask `serves` first."""
-    return Entering.apply(x, weight, bias, h0, reset, spec.text, precision, len(W), *W, *S)
+    """As `cuda.unroll` of what `backends.unroll_input` describes; ask `serves` first."""
+    return Entering.apply(x, h0, reset, spec, precision, len(b), *U, *b, *W, *S)
 
 
-def serves(x: Tensor, given: Sequence[Tensor | None], spec: TransitionSpec) -> bool:
-    """Whether this operation should serve: plain fp32 tensors on a Hopper GPU, many rows.
-
-    `given`: all but x, the input's matrix and its bias first. Where these do not fit x, torch's product says so.
-    """
+def serves(
+    x: Tensor, U: Sequence[Tensor], b: Sequence[Tensor], others: Sequence[Tensor], spec: TransitionSpec
+) -> bool:
+    """Whether this operation should serve: plain fp32 tensors. Where U and b do not fit x, torch's product says so."""
     if torch.compiler.is_compiling() or x.device.type != DEVICE or x.dim() != 3 or autocasts(DEVICE):
         return False
-    if inside_vmap() or inside_functional_grad() or not cuda._plain(x, *given):
+    given = (x, *U, *b, *others)
+    if not cuda._plain(*given) or not all(t.dtype == torch.float32 for t in given):
         return False
-    if any(t is not None and t.dtype != torch.float32 for t in (x, *given)):
+    sizes, inner = spec.sizes, x.shape[-1]
+    if any(u.shape != (n, inner) for u, n in zip(U, sizes, strict=True)):
         return False
-    weight, bias = given[0], given[1] if len(given) > 1 else None
-    if weight is None or weight.shape != (spec.total, x.shape[-1]):
-        return False
-    if bias is not None and bias.shape != (spec.total,):
-        return False
-    return fits(x, spec) and products.hopper(x.device)
+    return all(v.shape == (n,) for v, n in zip(b, (*sizes, sizes[0]), strict=False))
 
 
-def fits(x: Tensor, spec: TransitionSpec) -> bool:
-    """Whether the shapes are worth it, and such as the kernels can read."""
+def splits(x: Tensor, spec: TransitionSpec) -> bool:
+    """Whether the products are taken on Hopper's tensor cores: many rows, and shapes that the kernels can read."""
     steps, batch, inner = x.shape
     if steps * batch < FEWEST_ROWS or inner % 4 or not 8 <= inner <= rows.SHORT or spec.total % 4:
         return False
-    if any(n < products.FEWEST_COLUMNS for n in spec.sizes):
+    if min(spec.sizes) < products.FEWEST_COLUMNS or not products.tall_fits(steps * batch, spec.sizes):
         return False
-    return x.is_contiguous() and x.data_ptr() % 16 == 0 and products.tall_fits(steps * batch, spec.sizes)
+    return x.is_contiguous() and x.data_ptr() % 16 == 0 and products.hopper(x.device)
 
 
 class Entering(torch.autograd.Function):
-    """Forward: A, then the loop. Backward: the loop, then all sums over its rows together."""
+    """Forward: A, then the loop. Backward: the loop, then all sums over its rows."""
 
     @staticmethod
-    def forward(ctx: Any, x, weight, bias, h0, reset, text, precision, layers, *matrices):
-        W, S = list(matrices[:layers]), list(matrices[layers:])
-        row_bias = None if bias is None else bias.unsqueeze(0)
-        A = rows.rows_times(x.flatten(0, 1).unsqueeze(0), weight.unsqueeze(0), row_bias)
-        units, shortcuts = text
-        h, z = cuda._forward(A.view(*x.shape[:-1], -1), h0, W, S, reset, units, shortcuts, precision)
-        ctx.save_for_backward(x, weight, bias, h0, reset, h, z, *matrices)
-        ctx.text, ctx.precision, ctx.layers = text, precision, layers
+    def forward(ctx: Any, x, h0, reset, spec, precision, biases, *tensors):
+        (U, b, W, S), ctx.splits = _apart(tensors, spec, biases), splits(x, spec)
+        weight, bias = one_matrix(U), one_bias(b, spec.depth)
+        if ctx.splits:
+            row_bias = None if bias is None else bias.unsqueeze(0)
+            A = rows.rows_times(x.flatten(0, 1).unsqueeze(0), weight.unsqueeze(0), row_bias)
+            A = A.view(*x.shape[:-1], -1)
+        else:
+            A = F.linear(x, weight, bias)
+        units, shortcuts = spec.text
+        h, z = cuda._forward(A, h0, W, S, reset, units, shortcuts, precision)
+        entered = weight if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(x, h0, reset, h, z, entered, *tensors)
+        ctx.spec, ctx.precision, ctx.biases = spec, precision, biases
         ctx.set_materialize_grads(False)
         return h, z
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        x, weight, bias, h0, reset, h, z, *matrices = ctx.saved_tensors
-        dh, dz = grads
+        (dh, dz), needs, spec = grads, ctx.needs_input_grad, ctx.spec
+        x, h0, reset, h, z, weight, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled() or not cuda._plain(dh, dz):
-            return _again(ctx, dh, dz)
-        W, S = matrices[: ctx.layers], matrices[ctx.layers :]
+            return _again(ctx, x, h0, reset, tensors, dh, dz)
+        _, _, W, S = _apart(tensors, spec, ctx.biases)
         dh = torch.zeros_like(h) if dh is None else dh
-        units, shortcuts = ctx.text
-        needs = ctx.needs_input_grad
-        flags, sums = [c == "1" for c in shortcuts], None
-        if needs[1] or needs[2] or any(needs[8:]):
-            sizes, with_bias = [w.shape[0] for w in W], bias is not None
-            sums = products.AllSums(h, z, h0, reset, sizes, runs_of(flags), x, with_bias)
-        beside = Beside(h.device)
-        dA, dh0 = cuda._backward(dh, dz, h, z, h0, W, S, reset, units, shortcuts, ctx.precision)
-        dU, db, dW, dS = None, None, [None] * len(W), [None] * len(S)
-        if sums is not None:
-            with beside:  # the loop leaves processors idle, and nothing here waits for it
-                sums.begin()
-            found, entered = sums.finish(dA)
-            dU, db = entered[0], entered[1] if sums.with_bias else None
-            dW, dS = sorted_gradients(lambda runs: found, [w.shape[0] for w in W], flags)
-        dx = _times(dA.flatten(0, 1), weight).view_as(x) if needs[0] else None
-        return dx, dU, db, dh0, None, None, None, None, *dW, *dS
+        units, shortcuts = spec.text
+        loop = dh, dz, h, z, h0, W, S, reset, units, shortcuts, ctx.precision
+        if ctx.splits and any(needs[6:]):
+            dA, dh0, found = _all_sums(loop, x, spec, ctx.biases > 0)
+        else:
+            dA, dh0 = cuda._backward(*loop)
+            found = _products(dA, x, h, z, h0, reset, spec, ctx.biases, needs[6:])
+        dx = None if weight is None else _times(dA.flatten(0, 1), weight, ctx.splits).view_as(x)
+        dU, db, dW, dS = found
+        again = db[:1] if ctx.biases > spec.depth else ()
+        return dx, dh0, None, None, None, None, *dU, *db, *again, *dW, *dS
+
+
+Found = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]  # gradients of U, b, W and S
+
+
+def _apart(tensors: Sequence[Tensor], spec: TransitionSpec, biases: int) -> tuple[list[Tensor], ...]:
+    """U, b, W and S."""
+    ends = [0, spec.depth, spec.depth + biases, 2 * spec.depth + biases, len(tensors)]
+    return tuple(list(tensors[start:end]) for start, end in pairwise(ends))
+
+
+def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> tuple[Tensor, Tensor, Found]:
+    """dA, dh0, and all sums over the rows of dA together."""
+    _, _, h, z, h0, _, _, reset, *_ = loop
+    sums = products.AllSums(h, z, h0, reset, spec.sizes, runs_of(spec.shortcuts), x, with_bias)
+    beside = Beside(h.device)
+    dA, dh0 = cuda._backward(*loop)
+    sums.begin(beside.begin())  # the loop leaves processors idle, and nothing here waits for it
+    beside.end()
+    found, entered = sums.finish(dA)
+    dU, db = (t.split(spec.sizes) for t in entered) if with_bias else (entered[0].split(spec.sizes), ())
+    return dA, dh0, (dU, db, *sorted_gradients(lambda runs: found, spec.sizes, spec.shortcuts))
+
+
+def _products(
+    dA: Tensor,
+    x: Tensor,
+    h: Tensor,
+    z: Tensor,
+    h0: Tensor,
+    reset: Tensor | None,
+    spec: TransitionSpec,
+    biases: int,
+    needs: Sequence[bool],
+) -> Found:
+    """The same by torch's products, each where it is wanted."""
+    depth, flat = spec.depth, dA.flatten(0, 1)
+    dU, db = [None] * depth, [None] * min(biases, depth)
+    dW, dS = [None] * depth, [None] * (len(needs) - 2 * depth - biases)
+    if any(needs[:depth]):
+        dU = (flat.mT @ x.flatten(0, 1)).split(spec.sizes)
+    if any(needs[depth : depth + biases]):
+        db = flat.sum(0).split(spec.sizes)
+    if any(needs[depth + biases :]):
+        dW, dS = weight_gradients(dA, h, z, h0, reset, spec.sizes, spec.shortcuts)
+    return dU, db, dW, dS
+
+
+class _Second(NamedTuple):
+    """A second stream, and what marks a place in the first and in the second."""
+
+    stream: torch.cuda.Stream
+    start: torch.cuda.Event
+    stop: torch.cuda.Event
 
 
 @lru_cache(maxsize=64)
-def _stream(device: int, beside: int) -> torch.cuda.Stream:
-    """A second stream for each first one: that of another thread may be in the middle of a capture."""
-    return torch.cuda.Stream(device)
+def _second(device: int, beside: int) -> _Second:
+    """One for each first stream: that of another thread may be in the middle of a capture."""
+    return _Second(torch.cuda.Stream(device), torch.cuda.Event(), torch.cuda.Event())
 
 
 class Beside:
     """Work that may begin where this is made although it is written later; what follows it waits for it.
 
-    So the loop is launched first and takes the processors it needs. Tensors must outlive the block.
+    So the loop is launched first and takes the processors it needs. Tensors must outlive the work.
     """
 
     def __init__(self, device: torch.device):
-        self.device, self.start = device, None
+        self.second = None
         if device.type == "cuda":
-            self.start = torch.cuda.current_stream(device).record_event()
+            self.first = torch.cuda.current_stream(device)
+            self.second = _second(self.first.device_index, self.first.cuda_stream)
+            self.second.start.record(self.first)
 
-    def __enter__(self) -> None:
-        if self.start is not None:
-            current = torch.cuda.current_stream(self.device)
-            self.stream = _stream(current.device_index, current.cuda_stream)
-            self.stream.wait_event(self.start)
-            self.context = torch.cuda.stream(self.stream)
-            self.context.__enter__()
+    def begin(self) -> int | None:
+        """The address of the stream on which to launch; None without a GPU."""
+        if self.second is None:
+            return None
+        self.second.stream.wait_event(self.second.start)
+        return self.second.stream.cuda_stream
 
-    def __exit__(self, *error: Any) -> None:
-        if self.start is not None:
-            self.context.__exit__(*error)
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+    def end(self) -> None:
+        """What is launched on the first stream from here on waits."""
+        if self.second is not None:
+            self.second.stop.record(self.second.stream)
+            self.first.wait_event(self.second.stop)
 
 
-def _times(dA: Tensor, weight: Tensor) -> Tensor:
+def _times(dA: Tensor, weight: Tensor, splits: bool) -> Tensor:
     """dA (rows, ΣM) times weight (ΣM, I): the gradient of the input."""
-    if len(dA) < FEWEST_LONG_ROWS:
+    if not splits or len(dA) < FEWEST_LONG_ROWS:
         return dA @ weight
     return rows.rows_times(dA.unsqueeze(0), weight.mT.unsqueeze(0)).squeeze(0)
 
 
-def _again(ctx: Any, dh: Tensor | None, dz: Tensor | None) -> tuple[Any, ...]:
+def _again(
+    ctx: Any,
+    x: Tensor,
+    h0: Tensor,
+    reset: Tensor | None,
+    tensors: Sequence[Tensor],
+    dh: Tensor | None,
+    dz: Tensor | None,
+) -> tuple[Any, ...]:
     """The same gradients by operations that a second derivative and vmap can follow."""
-    x, weight, bias, h0, reset, _, _, *matrices = ctx.saved_tensors
-    inputs = [x, weight, bias, h0, None, None, None, None, *matrices]
+    inputs = [x, h0, None, None, None, None, *tensors]
+    U, b, W, S = _apart(tensors, ctx.spec, ctx.biases)
     with torch.enable_grad():
-        A = F.linear(x, weight, bias)
-        W, S = matrices[: ctx.layers], matrices[ctx.layers :]
-        outputs = cuda.unroll_cuda(A, h0, W, S, reset, *ctx.text, ctx.precision)
+        A = F.linear(x, one_matrix(U), one_bias(b, ctx.spec.depth))
+        outputs = cuda.unroll_cuda(A, h0, W, S, reset, *ctx.spec.text, ctx.precision)
         pairs = [(y, d) for y, d in zip(outputs, (dh, dz), strict=True) if d is not None]
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
         found = torch.autograd.grad(

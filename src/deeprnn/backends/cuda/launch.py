@@ -44,6 +44,7 @@ class Prepared(NamedTuple):
     plan: Plan
     stages: Ring
     kernel: Kernel
+    order: tuple[int, ...]  # where the kernel's matrices are among W and S
 
 
 @lru_cache(maxsize=4096)
@@ -54,7 +55,20 @@ def prepared(
     """Planned, compiled and loaded; `company` is what the plan was made for (see `expect_company`)."""
     stages = ring(spec, backward)
     plan = make_plan(spec, batch, members, bf16, backward, device_of(device))
-    return Prepared(plan, stages, kernel_of(plan, stages, has_reset, has_grad_mid, device))
+    return _prepared(plan, stages, spec, has_reset, has_grad_mid, device)
+
+
+def _prepared(
+    plan: Plan, stages: Ring, spec: TransitionSpec, has_reset: bool, has_grad_mid: bool, device: int
+) -> Prepared:
+    kernel = kernel_of(plan, stages, has_reset, has_grad_mid, device)
+    return Prepared(plan, stages, kernel, order_of(stages, spec))
+
+
+def order_of(stages: Ring, spec: TransitionSpec) -> tuple[int, ...]:
+    """Where each of the kernel's matrices is among all W and then all S."""
+    shortcuts = [l for l in range(spec.depth) if spec.shortcuts[l]]
+    return tuple(l if kind == "W" else spec.depth + shortcuts.index(l) for kind, l in stages.names)
 
 
 def forward(
@@ -65,8 +79,7 @@ def forward(
     ready = _ready(h, spec, bf16, False, reset is not None, False, plan)
     A, h0 = _rows(A, 3), _rows(h0, 2)
     strides = [A.stride(0), h0.stride(0)] if A.dim() == 4 else [0, 0]
-    matrices = _matrices(ready.stages, W, S, spec, ready.plan, bf16)
-    _launch(ready, matrices, [A, None, h, z, h0, None, None, reset], strides, h)
+    _launch(ready, _matrices(ready, W, S, bf16), [A, None, h, z, h0, None, None, reset], strides, h)
 
 
 def backward(
@@ -82,8 +95,7 @@ def backward(
     dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
     dz = dz.contiguous() if dz is not None and spec.depth > 1 else None
     ready = _ready(h, spec, bf16, True, reset is not None, dz is not None, plan)
-    matrices = _matrices(ready.stages, W, S, spec, ready.plan, bf16)
-    _launch(ready, matrices, [dh, dz, h, z, after, dA, dh0, reset], [0, 0], h)
+    _launch(ready, _matrices(ready, W, S, bf16), [dh, dz, h, z, after, dA, dh0, reset], [0, 0], h)
 
 
 def _ready(
@@ -94,8 +106,7 @@ def _ready(
     if plan is None:
         case = spec, batch, members, planning._company.size, bf16, backward, has_reset, has_grad_mid, device
         return prepared(*case)
-    stages = ring(spec, backward)
-    return Prepared(plan, stages, kernel_of(plan, stages, has_reset, has_grad_mid, device))
+    return _prepared(plan, ring(spec, backward), spec, has_reset, has_grad_mid, device)
 
 
 def _rows(x: Tensor, own: int) -> Tensor:
@@ -104,20 +115,18 @@ def _rows(x: Tensor, own: int) -> Tensor:
 
 
 def _matrices(
-    stages: Ring, W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec, plan: Plan, bf16: bool
+    ready: Prepared, W: Sequence[Tensor], S: Sequence[Tensor], bf16: bool
 ) -> list[tuple[Tensor, int, int, int]]:
     """Each matrix as the kernel sees it: its tensor and the strides of member, output row and inner column."""
-    shortcut = iter(S)
-    by_layer = {l: next(shortcut) for l in range(spec.depth) if spec.shortcuts[l]}
+    plan, backward, given = ready.plan, ready.stages.backward, [*W, *S]
+    rounded = bf16 and (plan.path == "generic" or not plan.bf16)  # the kernel keeps what it is given
     found = []
-    for kind, l in stages.names:
-        m = W[l] if kind == "W" else by_layer[l]
-        if bf16 and (plan.path == "generic" or not plan.bf16):  # the kernel keeps what it is given
-            m = m.bfloat16().float()
+    for place in ready.order:
+        m = given[place].bfloat16().float() if rounded else given[place]
         if plan.path == "generic":  # this kernel reads rows of 32 outputs: they must be adjacent
-            m = m.contiguous() if stages.backward else m.mT.contiguous().mT
+            m = m.contiguous() if backward else m.mT.contiguous().mT
         *member, row, column = m.stride()
-        row, column = (column, row) if stages.backward else (row, column)
+        row, column = (column, row) if backward else (row, column)
         found.append((m, member[0] if member else 0, row, column))
     return found
 

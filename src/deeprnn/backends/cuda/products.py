@@ -62,13 +62,36 @@ def hopper(device: torch.device) -> bool:
     """Whether the kernel that splits as it loads can run: it is written for Hopper's products of warpgroups."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    return device_of(torch.cuda.current_device() if device.index is None else device.index).capability == (
+        9,
+        0,
+    )
 
 
 def tall_fits(rows: int, sizes: Sequence[int]) -> bool:
     """Whether that kernel can take these products: as many tiles and sums as its tables hold, rows it can count."""
     tiles = -(-sum(sizes) // 64) * (-(-sum(sizes) // 128) + 2)
     return len(sizes) <= tall.MOST_OUTS // 4 and tiles <= tall.MOST_TILES and rows < 2**31 - 2**16
+
+
+@lru_cache(maxsize=256)
+def _sums_of(
+    sizes: tuple[int, ...], runs: tuple[Sequence[int], ...], entering: int, with_bias: bool
+) -> tuple[tuple[tall.Wanted, ...], int]:
+    """What `AllSums` asks for, those for the transition's matrices first, and how many these are."""
+    ends, total, at = [0, *accumulate(sizes)], sum(sizes), sizes[-1]
+    wanted = [tall.Wanted(0, at, ends[run[0]], ends[run[-1] + 1]) for run in runs]
+    entered = []
+    for width in (
+        entering,
+        int(with_bias),
+    ):  # before the layers below: these are wanted for few columns of dA
+        if width:
+            entered.append(tall.Wanted(at, at + width, 0, total))
+            at += width
+    for l in range(1, len(sizes)):
+        wanted.append(tall.Wanted(at + ends[l - 1], at + ends[l], ends[l], ends[l + 1]))
+    return (*wanted, *entered), len(wanted)
 
 
 class AllSums:
@@ -90,32 +113,23 @@ class AllSums:
         with_bias: bool = False,
     ):
         self.population, self.with_bias = h.dim() == 4, with_bias
-        ends, hidden, total = [0, *accumulate(sizes)], sizes[-1], sum(sizes)
+        wanted, self.own = _sums_of(tuple(sizes), tuple(runs), 0 if x is None else x.shape[-1], with_bias)
         left = [tall.Left(self._led(h), self._led(h0))]
-        wanted = [tall.Wanted(0, hidden, ends[run[0]], ends[run[-1] + 1]) for run in runs]
-        entered, at = [], hidden
-        if x is not None:  # before the layers below: they are wanted for few columns of dA, all these for all
+        if x is not None:
             left.append(tall.Left(self._led(x)))
-            entered.append(tall.Wanted(at, at + x.shape[-1], 0, total))
-            at += x.shape[-1]
         if with_bias:
             left.append(tall.Left(None))
-            entered.append(tall.Wanted(at, at + 1, 0, total))
-            at += 1
         if len(sizes) > 1:
             left.append(tall.Left(self._led(z)))
-        for l in range(1, len(sizes)):
-            wanted.append(tall.Wanted(at + ends[l - 1], at + ends[l], ends[l], ends[l + 1]))
-        self.own = len(wanted)
         marks = None if reset is None else reset.contiguous()
-        self.sums = tall.Sums(left, total, marks, [*wanted, *entered])
+        self.sums = tall.Sums(left, sum(sizes), marks, wanted)
 
     def _led(self, x: Tensor) -> Tensor:
         return _ready(x) if self.population else _ready(x).unsqueeze(0)
 
-    def begin(self) -> None:
-        """Cut states, layers and inputs into parts."""
-        self.sums.cut_left()
+    def begin(self, stream: int | None = None) -> None:
+        """Cut states, layers and inputs into parts, perhaps on another stream than the current one."""
+        self.sums.cut_left(stream)
 
     def finish(self, dA: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """The sums for the transition's matrices; those for the input and the biases."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda import nvrtc
-from deeprnn.backends.cuda.driver import Kernel
+from deeprnn.backends.cuda.driver import Kernel, stream_of
 from deeprnn.backends.cuda.launch import device_of
 
 ROWS, WIDTH = 64, 128  # rows of a block, columns of the left side a tile: as in tall.cu
@@ -213,16 +213,16 @@ class Sums:
         if reset is not None:
             job.reset, job.reset_member = reset.data_ptr(), rows if reset.dim() == 3 else 0
 
-    def _split(self, first: int, end: int) -> None:
+    def _split(self, first: int, end: int, stream: int | None) -> None:
         """Cut columns into parts, from a multiple of 128 on."""
         job = self.job
         job.first_group, job.groups = first // 128, -(-(end - first) // 128)
         split = kernels(self.plan.columns, self.device.index)[0]
-        split.launch(job.blocks * job.groups, 128, [job], self.device, rows=self.members)
+        split.launch(job.blocks * job.groups, 128, [job], self.device, self.members, stream)
 
-    def cut_left(self) -> None:
-        """The first step: needs the left side alone."""
-        self._split(0, self.job.left_columns)
+    def cut_left(self, stream: int | None = None) -> None:
+        """The first step: needs the left side alone. `stream`: the address of another than the current one."""
+        self._split(0, self.job.left_columns, stream)
 
     def finish(self, right: Tensor) -> list[Tensor]:
         """The second: right is (P, T, B, width); for each wanted block its sums (P, right columns, left columns)."""
@@ -233,11 +233,12 @@ class Sums:
         job.matrix_count, job.partial = len(self.left) + 1, partial.data_ptr()
         for place, out in zip(job.outs, outs, strict=False):
             place.at = out.data_ptr()
-        self._split(job.offset, job.columns)
+        stream = stream_of(self.device)
+        self._split(job.offset, job.columns, stream)
         _, outer, collect = kernels(plan.columns, self.device.index)
-        outer.launch(len(plan.tiles) * plan.splits, 384, [job], self.device, rows=members)
+        outer.launch(len(plan.tiles) * plan.splits, 384, [job], self.device, members, stream)
         numbers = len(plan.tiles) * plan.columns * WIDTH
-        collect.launch(-(-numbers // 1024), 256, [job], self.device, rows=members)
+        collect.launch(-(-numbers // 1024), 256, [job], self.device, members, stream)
         return outs
 
 
