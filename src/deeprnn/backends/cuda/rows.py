@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda import nvrtc
-from deeprnn.backends.cuda.driver import Kernel
+from deeprnn.backends.cuda.driver import Kernel, stream_of
 from deeprnn.backends.cuda.launch import device_of
 from deeprnn.backends.cuda.tall import multiply_macro
 
@@ -67,35 +68,42 @@ def kernels(width: int, inner: int, device: int) -> tuple[Kernel, Kernel]:
     return Kernel(code, name, device), Kernel(code, "rows_times", device, shared(width, inner))
 
 
+def room(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
+    """Memory for so many bytes each, and where each begins: one allocation instead of several."""
+    ends = list(accumulate(-(-size // 512) * 512 for size in sizes))
+    memory = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+    start = memory.data_ptr()
+    return memory, [start, *(start + end for end in ends[:-1])]
+
+
 def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (P, rows, K), matrix (P, N, K) by any strides, bias (P, N) -> (P, rows, N)."""
-    members, count, inner = x.shape
-    columns, device = matrix.shape[-2], x.device
-    short = inner <= SHORT
+    """x ([P,] rows, K), matrix ([P,] N, K) by any strides, bias ([P,] N) -> ([P,] rows, N)."""
+    *lead, count, inner = x.shape
+    *_, columns, _ = matrix.shape
+    members, device, short = lead[0] if lead else 1, x.device, inner <= SHORT
     width = tile_width(columns, WIDEST_SHORT if short else WIDEST)
     tiles, slices = -(-columns // width), -(-inner // DEPTH)
     blocks = -(-count // (ROWS_SHORT if short else ROWS))
-    out = x.new_empty(members, count, columns)
+    out = x.new_empty((*lead, count, columns))
     job = _Short() if short else _Long()
     job.x, job.matrix, job.out = x.data_ptr(), matrix.data_ptr(), out.data_ptr()
     job.rows, job.columns, job.tiles = count, columns, tiles
-    job.matrix_member, job.matrix_row, job.matrix_column = matrix.stride()
+    *member, job.matrix_row, job.matrix_column = matrix.stride()
+    job.matrix_member = member[0] if member else 0
     if bias is not None:
-        job.bias, job.bias_member = bias.data_ptr(), bias.stride(0)
-    parts = torch.empty(members * tiles * slices * 2 * width * DEPTH, dtype=torch.float16, device=device)
-    factors = torch.empty(members * tiles * width, dtype=torch.int32, device=device)
-    job.parts = parts.data_ptr()
+        job.bias, job.bias_member = bias.data_ptr(), bias.stride(0) if lead else 0
+    sizes = [members * tiles * slices * 2 * width * DEPTH * 2, members * tiles * width * 4]
     split, times = kernels(width, inner, device.index)
     teams, grid = max(1, device_of(device.index).processors // (tiles * members)), -(-tiles * width // 8)
+    stream = stream_of(device)
     if isinstance(job, _Short):
-        x_parts = parts.new_empty(members * blocks * slices * 2 * ROWS_SHORT * DEPTH)
-        x_factors = x.new_empty(members * blocks * ROWS_SHORT)
-        job.factors, job.blocks = factors.data_ptr(), blocks
-        job.x_parts, job.x_factors = x_parts.data_ptr(), x_factors.data_ptr()
-        split.launch(grid + blocks * ROWS_SHORT // 32, 256, [job], device, rows=members)
-        times.launch(tiles * min(teams, -(-blocks // 2)), 384, [job], device, rows=members)
+        sizes += [members * blocks * slices * 2 * ROWS_SHORT * DEPTH * 2, members * blocks * ROWS_SHORT * 4]
+        _kept, (job.parts, job.factors, job.x_parts, job.x_factors) = room(device, *sizes)
+        job.blocks = blocks
+        split.launch(grid + blocks * ROWS_SHORT // 32, 256, [job], device, members, stream)
+        times.launch(tiles * min(teams, -(-blocks // 2)), 384, [job], device, members, stream)
     else:
-        job.shifts = factors.data_ptr()
-        split.launch(grid, 256, [job], device, rows=members)
-        times.launch(tiles * min(teams, blocks), 512, [job], device, rows=members)
+        _kept, (job.parts, job.shifts) = room(device, *sizes)
+        split.launch(grid, 256, [job], device, members, stream)
+        times.launch(tiles * min(teams, blocks), 512, [job], device, members, stream)
     return out
