@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from deeprnn.backends import TransitionSpec, cuda, gradients, reference, unroll_input
-from deeprnn.backends.cuda import entering, planning, products, rows, tall
+from deeprnn.backends.cuda import entering, launch, planning, products, rows, stretches, tall
 from tests.backends.hopper_emulation import Blocks, needs_half
 
 GPU = pytest.mark.gpu
@@ -129,6 +130,20 @@ def test_emulated_sums_over_rows(columns, right, reset, emulated, monkeypatch):
         assert float(((f - t).abs() / s.clamp_min(1e-30)).max()) < 3e-7
 
 
+def test_emulated_sums_are_added_to_those_of_another_stretch(emulated):
+    h, d, h0 = torch.rand(1, 20, 9, 20), torch.randn(1, 20, 9, 70), torch.randn(1, 9, 20)
+    wanted = [W(0, 20, 0, 70)]
+    later = tall.Sums([tall.Left(h[:, 8:], h[:, 7])], 70, None, wanted, free=3)
+    earlier = tall.Sums([tall.Left(h[:, :8], h0)], 70, None, wanted, onto=later)
+    for sums in (later, earlier):
+        sums.cut_left()
+    later.finish(d[:, 8:].contiguous())
+    (found,) = earlier.finish(d[:, :8].contiguous())
+    before = gradients.previous_states(h, h0, None).double()
+    truth = d.double().flatten(1, 2).mT @ before.flatten(1, 2)
+    assert float((found - truth).norm() / truth.norm()) < 1e-6
+
+
 @pytest.mark.parametrize(
     ("count", "inner", "columns", "turned"), [(150, 88, 72, False), (140, 140, 24, True)]
 )
@@ -160,38 +175,46 @@ def plainly(monkeypatch, split=True):
         return y if bias is None else y + bias.unsqueeze(1)
 
     class Sums:
-        def __init__(self, left, width, reset, wanted):
+        def __init__(self, left, width, reset, wanted, free=0, onto=None):
             self.left, self.width, self.reset, self.wanted, self.sides = left, width, reset, wanted, []
+            self.onto, self.outs = onto, []
 
         def cut_left(self, stream=None):
             for x, h0 in self.left:
                 side = self.left[0].x.new_ones(*self.left[0].x.shape[:-1], 1) if x is None else x
                 self.sides.append(side if h0 is None else gradients.previous_states(side, h0, self.reset))
 
-        def finish(self, right):
+        def finish(self, right, stream=None):
             assert right.shape[-1] == self.width
             whole = right.flatten(1, 2).mT @ torch.cat(self.sides, -1).flatten(1, 2)
-            return [whole[:, w.right : w.right_end, w.left : w.left_end] for w in self.wanted]
+            self.outs = [whole[:, w.right : w.right_end, w.left : w.left_end] for w in self.wanted]
+            if self.onto is not None:
+                self.outs = [a.add_(b) for a, b in zip(self.onto.outs, self.outs, strict=True)]
+            return list(self.outs)
 
     def forward(A, h0, W, S, reset, *text):
         return reference.unroll(A, h0, W, S, SPEC, reset)
 
-    def backward(dh, dz, h, z, h0, W, S, reset, *text):
-        A = torch.zeros(*h.shape[:-1], 20, dtype=h.dtype)  # its value at the outputs: φ⁻¹ of what was found
-        below = gradients.previous_states(h, h0, reset)
-        A[..., :12] = torch.logit(z) - below @ W[0].mT
-        A[..., 12:] = torch.atanh(h) - z @ W[1].mT - below @ S[0].mT
-        with torch.enable_grad():
-            leaves = [A.requires_grad_(), h0.detach().requires_grad_()]
-            outputs = reference.unroll(leaves[0], leaves[1], W, S, SPEC, reset)
-            pairs = [(y, d) for y, d in zip(outputs, (dh, dz), strict=True) if d is not None]
-            return torch.autograd.grad([y for y, _ in pairs], leaves, [d for _, d in pairs])
+    def backward(dh, dz, h, z, W, S, reset, spec, bf16, dA, dh0, after=None):
+        marks = torch.zeros(len(h) + 1, h.shape[1], dtype=torch.bool)
+        if reset is not None:  # the row that follows these steps is read where there is one
+            count = len(h) + (after is not None)
+            marks[:count] = reset.as_strided((count, h.shape[1]), reset.stride())
+        d1, d2 = (torch.zeros_like(dA[0]) if after is None else after).split([12, 8], -1)
+        for t in range(len(h) - 1, -2, -1):
+            carried = (d1 @ W[0] + d2 @ S[0]).masked_fill(marks[t + 1].unsqueeze(-1), 0)
+            if t >= 0:
+                d2 = (dh[t] + carried) * (1 - h[t] ** 2)
+                d1 = (d2 @ W[1] + (0 if dz is None else dz[t])) * z[t] * (1 - z[t])
+                dA[t] = torch.cat([d1, d2], -1)
+            elif dh0 is not None:
+                dh0.copy_(carried)
 
     monkeypatch.setattr(entering, "splits", lambda x, spec: split)
     monkeypatch.setattr(rows, "rows_times", rows_times)
     monkeypatch.setattr(tall, "Sums", Sums)
     monkeypatch.setattr(cuda, "_forward", forward)
-    monkeypatch.setattr(cuda, "_backward", backward)
+    monkeypatch.setattr(launch, "backward", backward)
     monkeypatch.setattr(cuda, "unroll_cuda", forward)
     monkeypatch.setattr(cuda, "_plain", lambda *tensors: True)
 
@@ -215,8 +238,11 @@ def by_reference(x, h0, U1, U2, W1, W2, S2, b1=None, b2=None, again=0.0, reset=N
 @pytest.mark.parametrize("biases", [0, 2, 3])
 @pytest.mark.parametrize("only", [None, "x", "U", "b", "S", "h alone"])
 @pytest.mark.parametrize("marked", [False, True])
-def test_all_gradients_of_the_input_and_the_loop(split, biases, only, marked, monkeypatch):
+@pytest.mark.parametrize("bounds", [(0, 7), (0, 2, 3, 7)], ids=["whole", "stretches"])
+def test_all_gradients_of_the_input_and_the_loop(split, biases, only, marked, bounds, monkeypatch):
     plainly(monkeypatch, split)
+    cutting = stretches.Cutting(tuple(pairwise(bounds)), 41)
+    monkeypatch.setattr(entering, "_cutting", lambda *given: cutting)
     tensors = given(biases)
     wanted = {"x": [0], "U": [2], "b": range(7, 7 + biases), "S": [6]}.get(only or "", range(len(tensors)))
     for i, t in enumerate(tensors):
@@ -309,7 +335,75 @@ def test_without_a_gpu_the_product_and_the_loop_are_apart():
         torch.testing.assert_close(f, expected)
 
 
+# ---- stretches of the sequence
+
+PAPER = TransitionSpec((400, 400), ("sigmoid", "sigmoid"), (False, True))
+H200 = planning.Device()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 50, 200, 1601])
+@pytest.mark.parametrize("batch", [2, 128, 256, 273, 600, 20000])
+def test_stretches_follow_one_another_and_cover_every_step(steps, batch):
+    cutting = stretches.cutting(PAPER, steps, batch, 88, False, H200)
+    bounds = [0, *(end for _, end in cutting.stretches)]
+    assert list(cutting.stretches) == list(pairwise(bounds))
+    assert bounds[-1] == steps
+    assert all(a < b for a, b in pairwise(bounds))
+    assert len(cutting.stretches) <= stretches.MOST
+
+
+def test_only_large_batches_that_leave_processors_idle_are_cut():
+    def count(spec, batch, device=H200):
+        return len(stretches.cutting(spec, 200, batch, 88, False, device).stretches)
+
+    assert count(PAPER, 256) == 3
+    assert count(PAPER, 64) == 1
+    assert count(PAPER, 512) == 1, "a second wave of clusters takes every processor that becomes idle"
+    assert count(TransitionSpec((512, 512), PAPER.units, PAPER.shortcuts), 256) == 1, (
+        "7 clusters of 16 blocks"
+    )
+    assert count(PAPER, 256, planning.Device((8, 0))) == 1, "another kernel's loop"
+
+
+def test_sums_beside_the_loop_wait_for_no_processor():
+    whole = (W(0, 400, 0, 800), W(489, 889, 400, 800), W(400, 488, 0, 800), W(488, 489, 0, 800))
+    for count in (3000, 17000, 51200):
+        plan = tall.cut(whole, count, 1, 41, at_once=True)
+        assert plan is not None
+        assert 30 <= len(plan.tiles) * plan.splits <= 41
+
+
 # ---- on a GPU
+
+
+@GPU
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_layer_in_stretches_has_the_bits_of_the_whole(marked, monkeypatch):
+    shapes = ((30, 250, 88), (250, 400), *(((400, 88), (400,)) * 2), (400, 400), (400, 400), (400, 400))
+    leaves = [torch.randn(s, device="cuda").mul_(0.1 if i > 1 else 1) for i, s in enumerate(shapes)]
+    x, h0, U1, b1, U2, b2, W1, W2, S2 = (t.requires_grad_() for t in leaves)
+    reset = torch.rand(30, 250, device="cuda") < 0.05 if marked else None
+    upstream = [torch.randn(30, 250, 400, device="cuda") for _ in range(2)]
+
+    def run():
+        outputs = entering.unroll(x, [U1, U2], [b1, b2], h0, [W1, W2], [S2], PAPER, reset, "fp32")
+        return [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]
+
+    assert entering.splits(x, PAPER)
+    whole = run()
+    cutting = stretches.Cutting(((0, 7), (7, 12), (12, 30)), 41)
+    monkeypatch.setattr(entering, "_cutting", lambda *given: cutting)
+    called = run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    graph.replay()
+    for found in (called, captured):
+        for i, (a, b) in enumerate(zip(found, whole, strict=True)):
+            if i < 4:  # h, z, and the gradients of x and h0; the others are added up in another order
+                assert torch.equal(a, b)
+            assert float((a - b).norm() / b.norm()) < 1e-6
 
 
 @GPU

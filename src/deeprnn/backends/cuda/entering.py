@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deeprnn.backends import TransitionSpec, autocasts, cuda, one_bias, one_matrix
-from deeprnn.backends.cuda import products, rows
+from deeprnn.backends.cuda import launch, planning, products, rows, stretches
 from deeprnn.backends.gradients import runs_of, sorted_gradients, weight_gradients
 
 FEWEST_ROWS = 2048  # below, torch's product of the input is as fast
@@ -99,7 +99,8 @@ class Entering(torch.autograd.Function):
         units, shortcuts = spec.text
         loop = dh, dz, h, z, h0, W, S, reset, units, shortcuts, ctx.precision
         if ctx.splits and any(needs[6:]):
-            dA, dh0, found = _all_sums(loop, x, spec, ctx.biases > 0)
+            with cuda._on(x):
+                dA, dh0, found = _all_sums(loop, x, spec, ctx.biases > 0)
         else:
             dA, dh0 = cuda._backward(*loop)
             found = _products(dA, x, h, z, h0, reset, spec, ctx.biases, needs[6:])
@@ -119,16 +120,41 @@ def _apart(tensors: Sequence[Tensor], spec: TransitionSpec, biases: int) -> tupl
 
 
 def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> tuple[Tensor, Tensor, Found]:
-    """dA, dh0, and all sums over the rows of dA together."""
-    _, _, h, z, h0, _, _, reset, *_ = loop
-    sums = products.AllSums(h, z, h0, reset, spec.sizes, runs_of(spec.shortcuts), x, with_bias)
-    beside = Beside(h.device)
-    dA, dh0 = cuda._backward(*loop)
-    sums.begin(beside.begin())  # the loop leaves processors idle, and nothing here waits for it
+    """dA, dh0, and all sums over the rows of dA together, those of one stretch beside the loop over the next."""
+    dh, dz, h, z, h0, W, S, reset, *_, precision = loop
+    dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
+    dz, marks = (None if t is None else t.contiguous() for t in (dz, reset))
+    cutting, sums = _cutting(x, spec, precision), []
+    order = cutting.stretches[::-1]
+    for a, b in order:
+        own = h[a:b], z[a:b], h0 if a == 0 else h[a - 1], None if marks is None else marks[a:b]
+        shares = cutting.free if a else 0, sums[0] if sums else None
+        sums.append(products.AllSums(*own, spec.sizes, runs_of(spec.shortcuts), x[a:b], with_bias, *shares))
+    dA, dh0 = cuda._gradients(h, z, h0)
+    for i, (a, b) in enumerate(order):
+        beside = Beside(h.device)
+        cut = [None if t is None else t[a:b] for t in (dh, dz, h, z, marks)]
+        given: list[Any] = [*cut[:4], W, S, cut[4], spec, precision == "bf16", dA[a:b], None if a else dh0]
+        launch.backward(*given, after=dA[b] if b < len(dA) else None)
+        stream = beside.begin()  # the loop leaves processors idle, and nothing here waits for it
+        if i == 0:
+            for each in sums:
+                each.begin(stream)
+        else:
+            sums[i - 1].finish(dA[slice(*order[i - 1])], stream)
     beside.end()
-    found, entered = sums.finish(dA)
+    found, entered = sums[-1].finish(dA[slice(*order[-1])])
     dU, db = (t.split(spec.sizes) for t in entered) if with_bias else (entered[0].split(spec.sizes), ())
     return dA, dh0, (dU, db, *sorted_gradients(lambda runs: found, spec.sizes, spec.shortcuts))
+
+
+def _cutting(x: Tensor, spec: TransitionSpec, precision: str) -> stretches.Cutting:
+    """The stretches in which to go backward; in company no processor is idle."""
+    steps, batch, inner = x.shape
+    if x.device.type != "cuda" or planning._company.size > 1:
+        return stretches.Cutting(((0, steps),), 0)
+    index = torch.cuda.current_device() if x.device.index is None else x.device.index
+    return stretches.cutting(spec, steps, batch, inner, precision == "bf16", launch.device_of(index))
 
 
 def _products(

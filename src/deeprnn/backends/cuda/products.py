@@ -111,7 +111,10 @@ class AllSums:
         runs: Sequence[Sequence[int]],
         x: Tensor | None = None,
         with_bias: bool = False,
+        free: int = 0,
+        onto: AllSums | None = None,
     ):
+        """`free` and `onto`: see `tall.Sums`."""
         self.population, self.with_bias = h.dim() == 4, with_bias
         wanted, self.own = _sums_of(tuple(sizes), tuple(runs), 0 if x is None else x.shape[-1], with_bias)
         left = [tall.Left(self._led(h), self._led(h0))]
@@ -122,7 +125,8 @@ class AllSums:
         if len(sizes) > 1:
             left.append(tall.Left(self._led(z)))
         marks = None if reset is None else reset.contiguous()
-        self.sums = tall.Sums(left, sum(sizes), marks, wanted)
+        earlier = None if onto is None else onto.sums
+        self.sums = tall.Sums(left, sum(sizes), marks, wanted, free, earlier)
 
     def _led(self, x: Tensor) -> Tensor:
         return _ready(x) if self.population else _ready(x).unsqueeze(0)
@@ -131,9 +135,9 @@ class AllSums:
         """Cut states, layers and inputs into parts, perhaps on another stream than the current one."""
         self.sums.cut_left(stream)
 
-    def finish(self, dA: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def finish(self, dA: Tensor, stream: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
         """The sums for the transition's matrices; those for the input and the biases."""
-        found = self.sums.finish(self._led(dA))
+        found = self.sums.finish(self._led(dA), stream)
         if self.with_bias:
             found[-1] = found[-1].squeeze(-1)
         found = found if self.population else [t.squeeze(0) for t in found]

@@ -35,7 +35,7 @@ struct Job {
   i64 columns, left_columns, offset;   // of both sides; of the left side; where the right side begins, in 128s
   i64 first_group, groups;             // of 128 columns, for `split_columns`
   Target outs[24];
-  i64 out_count;
+  i64 out_count, add;   // add: to what is there already
   int tile[200][2];     // first column of the left and of the right side, among all
 };
 
@@ -222,6 +222,6 @@ extern "C" __global__ void __launch_bounds__(256) collect(const __grid_constant_
     float* to = out.at + (member * (out.right_end - out.right) + n - out.right) * width - out.left;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      if (m + i >= out.left && m + i < out.left_end) to[m + i] = value[i];
+      if (m + i >= out.left && m + i < out.left_end) to[m + i] = job.add ? to[m + i] + value[i] : value[i];
   }
 }

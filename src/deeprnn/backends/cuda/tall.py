@@ -58,8 +58,13 @@ class Cut:
 
 
 @lru_cache(maxsize=256)
-def cut(wanted: tuple[Wanted, ...], rows: int, members: int, processors: int) -> Cut | None:
-    """The cheapest way: the busiest processor's rows times the width of its tiles. None where nothing fits."""
+def cut(
+    wanted: tuple[Wanted, ...], rows: int, members: int, processors: int, at_once: bool = False
+) -> Cut | None:
+    """The cheapest way: the busiest processor's rows times the width of its tiles. None where nothing fits.
+
+    `at_once`: in one wave of blocks.
+    """
     best, best_cost, blocks = None, float("inf"), -(-rows // ROWS)
     for columns in TILES:
         for apart in (False, True):
@@ -69,6 +74,8 @@ def cut(wanted: tuple[Wanted, ...], rows: int, members: int, processors: int) ->
             for splits in range(1, max(1, min(64, blocks // 3)) + 1):
                 each = -(-blocks // splits)
                 waves = -(-len(tiles) * members * splits // processors)
+                if at_once and waves > 1:
+                    break
                 # Measured on an H200, in blocks of rows times columns: a part begins and ends with some waiting.
                 cost = waves * (each * (columns + 40) + 500)
                 if cost < best_cost and each * (splits - 1) < blocks:
@@ -120,6 +127,7 @@ class _Job(ctypes.Structure):
         *((n, ctypes.c_int64) for n in ("columns", "left_columns", "offset", "first_group", "groups")),
         ("outs", _Out * MOST_OUTS),
         ("out_count", ctypes.c_int64),
+        ("add", ctypes.c_int64),
         ("tile", ctypes.c_int32 * 2 * MOST_TILES),
     )
 
@@ -164,9 +172,11 @@ def _layout(
     batch: int,
     members: int,
     processors: int,
+    free: int,
 ) -> tuple[Cut, _Job]:
     """The cut, and a job that lacks nothing but addresses: to be copied, as filling in its tables takes long."""
-    plan = cut(wanted, rows, members, processors)
+    plan = cut(wanted, rows, members, free, at_once=True) if free else None
+    plan = plan or cut(wanted, rows, members, processors)
     assert plan is not None
     width, job = sum(widths), _Job()
     job.left_columns, job.offset = -(-width // 8) * 8, -(-width // 128) * 128
@@ -191,22 +201,33 @@ class Sums:
     """Sums in two steps: the left side may be cut into parts while the right side is still being computed."""
 
     def __init__(
-        self, left: Sequence[Left], right_width: int, reset: Tensor | None, wanted: Sequence[Wanted]
-    ):
-        """The first matrix of the left side is none of ones; reset marks are those of previous states."""
+        self, left: Sequence[Left], right_width: int, reset: Tensor | None, wanted: Sequence[Wanted],
+        free: int = 0, onto: Sums | None = None,
+    ):  # fmt: skip
+        """The first matrix of the left side is none of ones; reset marks are those of previous states.
+
+        `free`: processors beside something else, 0 for all. `onto`: sums, finished before, to which these are added.
+        """
         x = left[0].x
         assert x is not None
         self.members, steps, batch, _ = x.shape
         self.device, self.left, self.reset, self.wanted = x.device, left, reset, wanted
         rows, widths = steps * batch, tuple(side.width for side in left)
         processors = device_of(x.device.index).processors
-        self.plan, blank = _layout(tuple(wanted), widths, right_width, rows, batch, self.members, processors)
+        shape = rows, batch, self.members, processors, free
+        self.plan, blank = _layout(tuple(wanted), widths, right_width, *shape)
         self.job = job = _Job.from_buffer_copy(blank)
         count = self.members * job.blocks * job.columns
         # The last tile may read beyond the last column: what it finds there goes nowhere.
         parts = torch.empty((2 * count + max(TILES)) * ROWS, dtype=torch.float16, device=x.device)
         scales = x.new_empty(count + max(TILES))
-        self.kept = (parts, scales)
+        # All memory is taken here: the steps may run on another stream, beside what is launched after this.
+        plan, shapes = self.plan, [(self.members, w.right_end - w.right, w.left_end - w.left) for w in wanted]
+        self.outs = [x.new_empty(shape) for shape in shapes] if onto is None else onto.outs
+        partial = x.new_empty(self.members, len(plan.tiles) * plan.splits, plan.columns, WIDTH)
+        self.kept, job.partial, job.add = (parts, scales, partial), partial.data_ptr(), int(onto is not None)
+        for place, out in zip(job.outs, self.outs, strict=False):
+            place.at = out.data_ptr()
         job.parts, job.scales = parts.data_ptr(), scales.data_ptr()
         for matrix, side in zip(job.matrices, left, strict=False):
             matrix.x, matrix.first = (None if t is None else t.data_ptr() for t in side)
@@ -224,22 +245,21 @@ class Sums:
         """The first step: needs the left side alone. `stream`: the address of another than the current one."""
         self._split(0, self.job.left_columns, stream)
 
-    def finish(self, right: Tensor) -> list[Tensor]:
-        """The second: right is (P, T, B, width); for each wanted block its sums (P, right columns, left columns)."""
+    def finish(self, right: Tensor, stream: int | None = None) -> list[Tensor]:
+        """The second: right is (P, T, B, width); for each wanted block its sums (P, right columns, left columns).
+
+        On another stream than the current one, this object and right must outlive what is launched.
+        """
         job, plan, members = self.job, self.plan, self.members
-        outs = [right.new_empty(members, w.right_end - w.right, w.left_end - w.left) for w in self.wanted]
-        partial = right.new_empty(members, len(plan.tiles) * plan.splits, plan.columns, WIDTH)
         job.matrices[len(self.left)].x = right.data_ptr()
-        job.matrix_count, job.partial = len(self.left) + 1, partial.data_ptr()
-        for place, out in zip(job.outs, outs, strict=False):
-            place.at = out.data_ptr()
-        stream = stream_of(self.device)
+        job.matrix_count = len(self.left) + 1
+        stream = stream_of(self.device) if stream is None else stream
         self._split(job.offset, job.columns, stream)
         _, outer, collect = kernels(plan.columns, self.device.index)
         outer.launch(len(plan.tiles) * plan.splits, 384, [job], self.device, members, stream)
         numbers = len(plan.tiles) * plan.columns * WIDTH
         collect.launch(-(-numbers // 1024), 256, [job], self.device, members, stream)
-        return outs
+        return list(self.outs)
 
 
 def outer_sums(
