@@ -142,6 +142,11 @@ def test_emulated_sums_are_added_to_those_of_another_stretch(emulated):
     before = gradients.previous_states(h, h0, None).double()
     truth = d.double().flatten(1, 2).mT @ before.flatten(1, 2)
     assert float((found - truth).norm() / truth.norm()) < 1e-6
+    whole, alone = (
+        tall.outer_sums([tall.Left(h, h0)], d, None, wanted)[0],
+        tall.outer_sums([tall.Left(h[0], h0[0])], d[0], None, wanted)[0],
+    )
+    assert torch.equal(whole[0], alone)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +165,8 @@ def test_emulated_rows_times_a_matrix(count, inner, columns, turned, emulated):
     if bias is not None:
         truth, size = truth + bias.double().unsqueeze(1), size + bias.abs().unsqueeze(1)
     assert float(((found - truth).abs() / size.clamp_min(1e-30)).max()) < 3e-7
+    alone = rows.rows_times(x[1], matrix[1], None if bias is None else bias[1])
+    assert torch.equal(alone, found[1])
 
 
 # ---- the input's product in one with the loop
@@ -172,7 +179,7 @@ def plainly(monkeypatch, split=True):
 
     def rows_times(x, matrix, bias=None):
         y = x @ matrix.mT
-        return y if bias is None else y + bias.unsqueeze(1)
+        return y if bias is None else y + bias.unsqueeze(-2)
 
     class Sums:
         def __init__(self, left, width, reset, wanted, free=0, onto=None):
@@ -186,8 +193,8 @@ def plainly(monkeypatch, split=True):
 
         def finish(self, right, stream=None):
             assert right.shape[-1] == self.width
-            whole = right.flatten(1, 2).mT @ torch.cat(self.sides, -1).flatten(1, 2)
-            self.outs = [whole[:, w.right : w.right_end, w.left : w.left_end] for w in self.wanted]
+            whole = right.flatten(-3, -2).mT @ torch.cat(self.sides, -1).flatten(-3, -2)
+            self.outs = [whole[..., w.right : w.right_end, w.left : w.left_end] for w in self.wanted]
             if self.onto is not None:
                 self.outs = [a.add_(b) for a, b in zip(self.onto.outs, self.outs, strict=True)]
             return list(self.outs)

@@ -75,9 +75,7 @@ class Entering(torch.autograd.Function):
         (U, b, W, S), ctx.splits = _apart(tensors, spec, biases), splits(x, spec)
         weight, bias = one_matrix(U), one_bias(b, spec.depth)
         if ctx.splits:
-            row_bias = None if bias is None else bias.unsqueeze(0)
-            A = rows.rows_times(x.flatten(0, 1).unsqueeze(0), weight.unsqueeze(0), row_bias)
-            A = A.view(*x.shape[:-1], -1)
+            A = rows.rows_times(x.flatten(0, 1), weight, bias).view(*x.shape[:-1], -1)
         else:
             A = F.linear(x, weight, bias)
         units, shortcuts = spec.text
@@ -126,24 +124,29 @@ def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> 
     dz, marks = (None if t is None else t.contiguous() for t in (dz, reset))
     cutting, sums = _cutting(x, spec, precision), []
     order = cutting.stretches[::-1]
+
+    def part(t: Any, a: int, b: int) -> Any:
+        return t if t is None or len(order) == 1 else t[a:b]
+
     for a, b in order:
-        own = h[a:b], z[a:b], h0 if a == 0 else h[a - 1], None if marks is None else marks[a:b]
+        own = part(h, a, b), part(z, a, b), h0 if a == 0 else h[a - 1], part(marks, a, b)
         shares = cutting.free if a else 0, sums[0] if sums else None
-        sums.append(products.AllSums(*own, spec.sizes, runs_of(spec.shortcuts), x[a:b], with_bias, *shares))
+        entered = part(x, a, b), with_bias
+        sums.append(products.AllSums(*own, spec.sizes, runs_of(spec.shortcuts), *entered, *shares))
     dA, dh0 = cuda._gradients(h, z, h0)
     for i, (a, b) in enumerate(order):
         beside = Beside(h.device)
-        cut = [None if t is None else t[a:b] for t in (dh, dz, h, z, marks)]
-        given: list[Any] = [*cut[:4], W, S, cut[4], spec, precision == "bf16", dA[a:b], None if a else dh0]
+        *cut, mine, own = (part(t, a, b) for t in (dh, dz, h, z, marks, dA))
+        given: list[Any] = [*cut, W, S, mine, spec, precision == "bf16", own, None if a else dh0]
         launch.backward(*given, after=dA[b] if b < len(dA) else None)
         stream = beside.begin()  # the loop leaves processors idle, and nothing here waits for it
         if i == 0:
             for each in sums:
                 each.begin(stream)
         else:
-            sums[i - 1].finish(dA[slice(*order[i - 1])], stream)
+            sums[i - 1].finish(part(dA, *order[i - 1]), stream)
     beside.end()
-    found, entered = sums[-1].finish(dA[slice(*order[-1])])
+    found, entered = sums[-1].finish(part(dA, *order[-1]))
     dU, db = (t.split(spec.sizes) for t in entered) if with_bias else (entered[0].split(spec.sizes), ())
     return dA, dh0, (dU, db, *sorted_gradients(lambda runs: found, spec.sizes, spec.shortcuts))
 
@@ -226,7 +229,7 @@ def _times(dA: Tensor, weight: Tensor, splits: bool) -> Tensor:
     """dA (rows, ΣM) times weight (ΣM, I): the gradient of the input."""
     if not splits or len(dA) < FEWEST_LONG_ROWS:
         return dA @ weight
-    return rows.rows_times(dA.unsqueeze(0), weight.mT.unsqueeze(0)).squeeze(0)
+    return rows.rows_times(dA, weight.mT)
 
 
 def _again(

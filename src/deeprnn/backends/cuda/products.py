@@ -115,21 +115,18 @@ class AllSums:
         onto: AllSums | None = None,
     ):
         """`free` and `onto`: see `tall.Sums`."""
-        self.population, self.with_bias = h.dim() == 4, with_bias
+        self.with_bias = with_bias
         wanted, self.own = _sums_of(tuple(sizes), tuple(runs), 0 if x is None else x.shape[-1], with_bias)
-        left = [tall.Left(self._led(h), self._led(h0))]
+        left = [tall.Left(_ready(h), _ready(h0))]
         if x is not None:
-            left.append(tall.Left(self._led(x)))
+            left.append(tall.Left(_ready(x)))
         if with_bias:
             left.append(tall.Left(None))
         if len(sizes) > 1:
-            left.append(tall.Left(self._led(z)))
+            left.append(tall.Left(_ready(z)))
         marks = None if reset is None else reset.contiguous()
         earlier = None if onto is None else onto.sums
         self.sums = tall.Sums(left, sum(sizes), marks, wanted, free, earlier)
-
-    def _led(self, x: Tensor) -> Tensor:
-        return _ready(x) if self.population else _ready(x).unsqueeze(0)
 
     def begin(self, stream: int | None = None) -> None:
         """Cut states, layers and inputs into parts, perhaps on another stream than the current one."""
@@ -137,10 +134,9 @@ class AllSums:
 
     def finish(self, dA: Tensor, stream: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
         """The sums for the transition's matrices; those for the input and the biases."""
-        found = self.sums.finish(self._led(dA), stream)
+        found = self.sums.finish(_ready(dA), stream)
         if self.with_bias:
             found[-1] = found[-1].squeeze(-1)
-        found = found if self.population else [t.squeeze(0) for t in found]
         return found[: self.own], found[self.own :]
 
 

@@ -27,10 +27,10 @@ TILES = range(64, 201, 8)  # columns of the right side a tile may have
 
 
 class Left(NamedTuple):
-    """A matrix of the left side: (P, T, B, width), or None for a column of ones."""
+    """A matrix of the left side: ([P,] T, B, width), or None for a column of ones."""
 
     x: Tensor | None
-    first: Tensor | None = None  # where its rows are previous states, h0 (P, B, width)
+    first: Tensor | None = None  # where its rows are previous states, h0 ([P,] B, width)
 
     @property
     def width(self) -> int:
@@ -210,7 +210,8 @@ class Sums:
         """
         x = left[0].x
         assert x is not None
-        self.members, steps, batch, _ = x.shape
+        *lead, steps, batch, _ = x.shape
+        self.members = lead[0] if lead else 1
         self.device, self.left, self.reset, self.wanted = x.device, left, reset, wanted
         rows, widths = steps * batch, tuple(side.width for side in left)
         processors = device_of(x.device.index).processors
@@ -222,7 +223,7 @@ class Sums:
         parts = torch.empty((2 * count + max(TILES)) * ROWS, dtype=torch.float16, device=x.device)
         scales = x.new_empty(count + max(TILES))
         # All memory is taken here: the steps may run on another stream, beside what is launched after this.
-        plan, shapes = self.plan, [(self.members, w.right_end - w.right, w.left_end - w.left) for w in wanted]
+        plan, shapes = self.plan, [(*lead, w.right_end - w.right, w.left_end - w.left) for w in wanted]
         self.outs = [x.new_empty(shape) for shape in shapes] if onto is None else onto.outs
         partial = x.new_empty(self.members, len(plan.tiles) * plan.splits, plan.columns, WIDTH)
         self.kept, job.partial, job.add = (parts, scales, partial), partial.data_ptr(), int(onto is not None)
@@ -246,7 +247,7 @@ class Sums:
         self._split(0, self.job.left_columns, stream)
 
     def finish(self, right: Tensor, stream: int | None = None) -> list[Tensor]:
-        """The second: right is (P, T, B, width); for each wanted block its sums (P, right columns, left columns).
+        """The second: right is ([P,] T, B, width); for each wanted block its sums ([P,] right columns, left columns).
 
         On another stream than the current one, this object and right must outlive what is launched.
         """
