@@ -380,6 +380,42 @@ def test_sums_beside_the_loop_wait_for_no_processor():
         assert 30 <= len(plan.tiles) * plan.splits <= 41
 
 
+def test_work_beside_begins_after_what_was_before_and_ends_before_what_follows(monkeypatch):
+    done = []
+
+    class Event:
+        def record(self, stream):
+            self.at = stream.name
+            done.append(f"{stream.name} marks")
+
+    class Stream:
+        device_index, cuda_stream = 0, 7
+
+        def __init__(self, device=0, name="second"):
+            self.name = name
+
+        def wait_event(self, event):
+            done.append(f"{self.name} waits for {event.at}")
+
+    first = Stream(name="first")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: first)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    entering._second.cache_clear()
+    kept = []
+    for _ in range(2):
+        beside = entering.Beside(torch.device("cuda", 0))
+        done.append("loop")
+        assert beside.begin() == 7
+        beside.end()
+        kept.append(beside.second)
+    once = ["first marks", "loop", "second waits for first", "second marks", "first waits for second"]
+    assert done == once * 2
+    assert kept[0] is kept[1], "stream and events are made once"
+    entering._second.cache_clear()
+    assert entering.Beside(torch.device("cpu")).begin() is None
+
+
 # ---- on a GPU
 
 
