@@ -282,6 +282,20 @@ def test_a_second_derivative_of_the_input_and_the_loop(monkeypatch):
     assert torch.autograd.gradgradcheck(by_entering, given(biases=3))
 
 
+def test_gradients_to_be_differentiated_again_count_no_path_twice(monkeypatch):
+    """The first state depends on the weights where it is carried on, and a matrix may serve in two places."""
+    plainly(monkeypatch)
+    leaves, found = given(biases=3), []
+    x, h0, U1, U2, _, *others = leaves
+    leaves.pop(4)
+    for function in (by_entering, by_reference):
+        h, _ = function(x, h0, U1, U2, U1, *others)
+        h, _ = function(x, h[-1], U1, U2, U1, *others)
+        found.append(torch.autograd.grad(h.square().sum(), leaves, create_graph=True))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_gradients_mapped_over_the_outputs_of_the_input_and_the_loop(monkeypatch):
     plainly(monkeypatch)
     monkeypatch.setattr(cuda, "_plain", lambda *tensors: not gradients.inside_vmap())

@@ -242,9 +242,11 @@ def _again(
     dz: Tensor | None,
 ) -> tuple[Any, ...]:
     """The same gradients by operations that a second derivative and vmap can follow."""
-    inputs = [x, h0, None, None, None, None, *tensors]
-    U, b, W, S = _apart(tensors, ctx.spec, ctx.biases)
     with torch.enable_grad():
+        # Views of the inputs: one input may depend on another outside, and that path is not ours.
+        x, h0, *tensors = (t.view_as(t) for t in (x, h0, *tensors))
+        inputs = [x, h0, None, None, None, None, *tensors]
+        U, b, W, S = _apart(tensors, ctx.spec, ctx.biases)
         A = F.linear(x, one_matrix(U), one_bias(b, ctx.spec.depth))
         outputs = cuda.unroll_cuda(A, h0, W, S, reset, *ctx.spec.text, ctx.precision)
         pairs = [(y, d) for y, d in zip(outputs, (dh, dz), strict=True) if d is not None]
