@@ -88,6 +88,15 @@ def test_second_derivatives_and_shared_weights():
     torch.testing.assert_close(total[1], linear_cross_entropy(hs[1], weight, bias, targets, mask)[0])
 
 
+def test_a_matrix_that_is_the_embedding_too_counts_once_in_gradients_to_be_differentiated_again():
+    _, weight, bias, targets, mask = values()
+    weight.requires_grad_()
+    h = torch.tanh(weight[torch.randint(V, (T, B))])
+    totals = [function(h, weight, bias, targets, mask)[0] for function in (linear_cross_entropy, plain)]
+    found, expected = (torch.autograd.grad(y, weight, create_graph=True)[0] for y in totals)
+    torch.testing.assert_close(found, expected)
+
+
 def test_gradients_inside_a_functional_transform():
     h, weight, bias, targets, mask = values()
     inside = torch.func.grad(lambda w: linear_cross_entropy(h, w, bias, targets, mask)[0])(weight)

@@ -169,6 +169,8 @@ def _plain(h: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, mask
 
 
 def _plain_gradients(h, weight, bias, targets, mask, g) -> list[Tensor | None]:
+    # Views of the inputs: one may depend on another outside (a tied embedding), and that path is not ours.
+    h, weight, bias = h.view_as(h), weight.view_as(weight), None if bias is None else bias.view_as(bias)
     inputs = [x for x in (h, weight, bias) if x is not None and x.requires_grad]
     nats = _plain(h, weight, bias, targets, mask)
     found = iter(torch.autograd.grad(nats, inputs, g, create_graph=True))
