@@ -243,6 +243,29 @@ def test_ddp_averages_the_gradients_of_two_processes(tmp_path, loopback):
     torch.multiprocessing.spawn(_train_in_parallel, args=(2, str(tmp_path / "meet")), nprocs=2)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("unit", ["tanh", "maxout:2", "lp:2"])
+def test_a_vectorized_jacobian(unit):
+    """Its gradients come batched by a vmap of autograd's own."""
+    op, x, h0 = deeprnn.Plus(4, 6, units=(unit,)), torch.randn(3, 2, 4), torch.randn(2, 6)
+    found = [
+        torch.autograd.functional.jacobian(lambda x, h: op.unroll(x, h)[0], (x, h0), vectorize=way)
+        for way in (True, False)
+    ]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradients_of_a_layer_batched_by_autograd():
+    net, x = DeepRNN(I, H, num_layers=2, **DEEP, **DOUBLE), draw(T, B, I)
+    y, parameters = net(x)[0], list(net.parameters())
+    vectors = draw(3, T, B, H)
+    batched = torch.autograd.grad(y, parameters, vectors, is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        alone = torch.autograd.grad(y, parameters, vectors[i], retain_graph=True)
+        for a, b in zip(batched, alone, strict=True):
+            torch.testing.assert_close(a[i], b)
+
+
 @pytest.mark.parametrize("unit", ["tanh", "maxout:2"])
 def test_a_vmap_inside_another(unit):
     op, x, h0 = deeprnn.Plus(4, 6, units=(unit,)), torch.randn(3, 2, 4), torch.randn(2, 5, 2, 6)

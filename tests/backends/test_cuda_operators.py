@@ -160,6 +160,19 @@ def test_gradients_mapped_over_the_outputs(calls):
             torch.testing.assert_close(a[p], b)
 
 
+def test_gradients_batched_by_autograd(calls):
+    """The vmap of `is_grads_batched`, which a vectorized jacobian uses, is another than torch.func's."""
+    x, reset = leaves(), torch.zeros(4, 2, dtype=torch.bool)
+    reset[2, 1] = True
+    outputs = run(x, reset)
+    vectors = [torch.randn(3, *y.shape) for y in outputs]
+    batched = torch.autograd.grad(outputs, x, vectors, is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        alone = torch.autograd.grad(outputs, x, [v[i] for v in vectors], retain_graph=True)
+        for a, b in zip(batched, alone, strict=True):
+            torch.testing.assert_close(a[i], b)
+
+
 def test_functional_gradients_take_the_reference(calls):
     x = [v.detach() for v in leaves()]
     found = torch.func.grad(lambda a: run([a, *x[1:]])[0].square().sum())(x[0])

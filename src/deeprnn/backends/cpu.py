@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import cpu_plain, reference
-from deeprnn.backends.gradients import aligned, inside_functional_grad, inside_vmap, weight_gradients
+from deeprnn.backends.gradients import (
+    aligned,
+    batched_by_autograd,
+    inside_functional_grad,
+    inside_vmap,
+    weight_gradients,
+)
 
 if TYPE_CHECKING:
     from deeprnn.backends import TransitionSpec
@@ -249,7 +255,9 @@ def _unroll_backward(ctx: Any, dh: Tensor | None, dz: Tensor | None) -> tuple[An
     h, z, h0, reset, *matrices = ctx.saved_tensors
     W, S = matrices[: ctx.layers], matrices[ctx.layers :]
     dh = torch.zeros_like(h) if dh is None else dh
-    dA, dh0 = unroll_cpu_backward(dh, dz, h, z, h0, W, S, reset, ctx.units, ctx.shortcuts)
+    text = ctx.units, ctx.shortcuts
+    operator = plain_backward if batched_by_autograd(dh, dz) else unroll_cpu_backward
+    dA, dh0 = operator(dh, dz, h, z, h0, W, S, reset, *text)
     sizes = [w.shape[-2] for w in W]
     dW, dS = weight_gradients(dA, h, z, h0, reset, sizes, _flags(ctx.shortcuts))
     return dA, dh0, dW, dS, None, None, None
@@ -285,9 +293,9 @@ def _second_backward(ctx: Any, g_dA: Tensor, g_dh0: Tensor) -> tuple[Any, ...]:
     *states, reset = ctx.saved_tensors[:6]
     matrices = ctx.saved_tensors[6:]
     leaves = [None if x is None else x.detach().requires_grad_() for x in (*states, *matrices)]
-    units, shortcuts = ctx.units.split(","), _flags(ctx.shortcuts)
+    *given, W, S = *leaves[:5], leaves[5 : 5 + ctx.layers], leaves[5 + ctx.layers :]
     with torch.enable_grad():
-        dA, dh0 = _plain_backward(leaves, reset, ctx.layers, units, shortcuts)
+        dA, dh0 = plain_backward(*given, W, S, reset, ctx.units, ctx.shortcuts)
         wanted = [x for x in leaves if x is not None]
         grads = iter(torch.autograd.grad((dA, dh0), wanted, (g_dA, g_dh0), allow_unused=True))
     grads = [None if x is None else next(grads) for x in leaves]
@@ -295,16 +303,14 @@ def _second_backward(ctx: Any, g_dA: Tensor, g_dh0: Tensor) -> tuple[Any, ...]:
     return *grads[:5], weights[: ctx.layers], weights[ctx.layers :], None, None, None
 
 
-def _plain_backward(leaves, reset, layers, units, shortcuts) -> tuple[Tensor, Tensor]:
-    dh, dz, h, z, h0, *matrices = leaves
-    values = (dh, dz, h, z, h0, matrices[:layers], matrices[layers:])
+def plain_backward(dh, dz, h, z, h0, W, S, reset, units, shortcuts, *_) -> tuple[Tensor, Tensor]:
+    """As the operator, by torch calls on any device, which autograd and vmap can follow."""
+    values, names, flags = (dh, dz, h, z, h0, W, S), units.split(","), _flags(shortcuts)
     results = []
     for p in range(h.shape[0]) if h.dim() == 4 else [None]:
         member: list[Any] = _member(values, p)
         marks = _marks(reset, p)
-        results.append(
-            cpu_plain.differentiable_backward(*member, reset=marks, units=units, shortcuts=shortcuts)
-        )
+        results.append(cpu_plain.differentiable_backward(*member, reset=marks, units=names, shortcuts=flags))
     if h.dim() == 3:
         return results[0]
     dA, dh0 = zip(*results, strict=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._C._functorch import TransformType, get_interpreter_stack, is_legacy_batchedtensor
 
 
 def weight_gradients(
@@ -73,7 +73,7 @@ def _on_tensor_cores(dA: Tensor, h: Tensor, z: Tensor, h0: Tensor, sizes: Sequen
     """Whether the CUDA backend's fp16 products, as accurate as fp32, should serve."""
     from deeprnn.backends.cuda import products
 
-    if not torch.compiler.is_compiling() and inside_vmap():
+    if not torch.compiler.is_compiling() and (inside_vmap() or batched_by_autograd(dA)):
         return False
     return products.serves(dA, h, z, h0, sizes)
 
@@ -93,10 +93,13 @@ def _products(
     # A copy of the states is smaller than a product of its own for the first of them, unless there are many rows.
     copied = reset is not None or h.shape[-3] * h.shape[-2] <= 2 * dA.shape[-1]
     previous = previous_states(h, h0, reset) if copied else None
-    found = [_against_previous(dA[..., starts[run[0]] : ends[run[-1]]], h, h0, previous) for run in runs]
+
+    def own(first: int, last: int) -> Tensor:
+        return dA.narrow(-1, starts[first], ends[last] - starts[first])
+
+    found = [_against_previous(own(run[0], run[-1]), h, h0, previous) for run in runs]
     for l in range(1, len(sizes)):
-        below = z[..., starts[l - 1] : ends[l - 1]]
-        found.append(_product(dA[..., starts[l] : ends[l]], below))
+        found.append(_product(own(l, l), z.narrow(-1, starts[l - 1], sizes[l - 1])))
     return found
 
 
@@ -126,6 +129,14 @@ def inside_functional_grad() -> bool:
 def inside_vmap() -> bool:
     """Whether torch.func.vmap is at work."""
     return bool(get_interpreter_stack())
+
+
+def batched_by_autograd(*gradients: Tensor | None) -> bool:
+    """Whether `torch.autograd.grad(..., is_grads_batched=True)` is at work, as in a vectorized jacobian.
+
+    Its older vmap has no rules for custom operators; the plain formulas serve it.
+    """
+    return any(g is not None and is_legacy_batchedtensor(g) for g in gradients)
 
 
 def _of_member(reset: Tensor | None, member: int) -> Tensor | None:
@@ -163,4 +174,10 @@ def _against_previous(d: Tensor, h: Tensor, h0: Tensor, previous: Tensor | None)
 
 def _product(d: Tensor, x: Tensor) -> Tensor:
     """dᵀ x over time and batch: ([P,] T, B, M), ([P,] T, B, K) -> ([P,] M, K)."""
-    return d.flatten(-3, -2).mT @ x.flatten(-3, -2)
+    return _rows(d).mT @ _rows(x)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Time and batch as one dimension; autograd's own vmap has a rule for `reshape` and none for `flatten`."""
+    *lead, steps, batch, width = x.shape
+    return x.reshape(*lead, steps * batch, width)

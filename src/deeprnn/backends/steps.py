@@ -18,7 +18,7 @@ from torch import Tensor
 from deeprnn import units as phi
 from deeprnn.backends import steps_loop, steps_plain, steps_second
 from deeprnn.backends.cpu import _lead
-from deeprnn.backends.gradients import _product, inside_vmap
+from deeprnn.backends.gradients import _product, batched_by_autograd, inside_vmap
 from deeprnn.backends.steps_loop import Layout, States, layout_of
 
 UNITS = ("sigmoid", "tanh", "relu", "identity", "maxout", "lp")
@@ -233,9 +233,11 @@ def _unroll_backward(ctx: Any, dh: Tensor | None, dz: Tensor | None, *_: None) -
     W, S, rho, centre, masks = steps_second.groups_of(flat, ctx.counts)
     dh = before.new_zeros(before.shape) if dh is None else dh
     nothing = ([None] * len(masks), None, None, None, None, None, None)
-    if torch.is_grad_enabled():  # a second derivative is wanted
+    if torch.is_grad_enabled() or batched_by_autograd(dh, dz):  # by operations that a second pass can follow
         values = (A, h0, W, S, rho, centre, masks, state_mask, reset)
-        return *steps_second.gradients(dh, dz, values, ctx.units, ctx.shortcuts, ctx.masked), *nothing
+        with torch.enable_grad():
+            found = steps_second.gradients(dh, dz, values, ctx.units, ctx.shortcuts, ctx.masked)
+        return *found, *nothing
     text = ctx.units, ctx.shortcuts
     dA, dh0, drho = unroll_steps_backward(dh, dz, slope, power, W, S, state_mask, reset, *text)
     layout = _layout(W, *text)

@@ -20,7 +20,12 @@ from deeprnn import backends
 from deeprnn.backends import TransitionSpec, cpu, reference
 from deeprnn.backends.cuda import launch
 from deeprnn.backends.cuda.planning import UNITS, Device, Plan, make_plan
-from deeprnn.backends.gradients import inside_functional_grad, inside_vmap, weight_gradients
+from deeprnn.backends.gradients import (
+    batched_by_autograd,
+    inside_functional_grad,
+    inside_vmap,
+    weight_gradients,
+)
 
 PRECISIONS = ("fp32", "bf16")
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -242,6 +247,8 @@ def _all_gradients(
     h, z, h0, reset, *matrices = saved
     W, S = matrices[: ctx.layers], matrices[ctx.layers :]
     dh = torch.zeros_like(h) if dh is None else dh
+    if batched_by_autograd(dh, dz):
+        operator = cpu.plain_backward
     dA, dh0 = operator(dh, dz, h, z, h0, W, S, reset, ctx.units, ctx.shortcuts, ctx.precision)
     if not weights:
         return dA, dh0, [None] * len(W), [None] * len(S)
@@ -281,7 +288,7 @@ def _plain(*tensors: Tensor | None) -> bool:
 
     The gradients of one backward pass may be mapped over although its forward pass was not.
     """
-    if _len_torch_dispatch_stack() or inside_vmap():
+    if _len_torch_dispatch_stack() or inside_vmap() or batched_by_autograd(*tensors):
         return False
     return all(x is None or (type(x) in PLAIN and x.device.type == DEVICE) for x in tensors)
 
