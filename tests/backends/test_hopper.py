@@ -167,6 +167,10 @@ def test_emulated_rows_times_a_matrix(count, inner, columns, turned, emulated):
     assert float(((found - truth).abs() / size.clamp_min(1e-30)).max()) < 3e-7
     alone = rows.rows_times(x[1], matrix[1], None if bias is None else bias[1])
     assert torch.equal(alone, found[1])
+    if bias is not None:
+        one = bias[0, :1].expand(columns)
+        expanded, copied = (rows.rows_times(x[1], matrix[1], b) for b in (one, one.contiguous()))
+        assert torch.equal(expanded, copied)
 
 
 # ---- the input's product in one with the loop

@@ -77,7 +77,7 @@ def room(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
 
 
 def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x ([P,] rows, K), matrix ([P,] N, K) by any strides, bias ([P,] N) -> ([P,] rows, N)."""
+    """x ([P,] rows, K), matrix ([P,] N, K) and bias ([P,] N) by any strides -> ([P,] rows, N)."""
     *lead, count, inner = x.shape
     *_, columns, _ = matrix.shape
     members, device, short = lead[0] if lead else 1, x.device, inner <= SHORT
@@ -91,6 +91,7 @@ def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     *member, job.matrix_row, job.matrix_column = matrix.stride()
     job.matrix_member = member[0] if member else 0
     if bias is not None:
+        bias = bias if bias.stride(-1) == 1 else bias.contiguous()  # one number may stand for all of them
         job.bias, job.bias_member = bias.data_ptr(), bias.stride(0) if lead else 0
     sizes = [members * tiles * slices * 2 * width * DEPTH * 2, members * tiles * width * 4]
     split, times = kernels(width, inner, device.index)
