@@ -45,7 +45,7 @@ torture: $(STAMP)
 	$(BIN)/python -m pytest -m slow tests/training/test_torture.py
 
 test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -m gpu -v
+	$(BIN)/python -m pytest -m gpu -v -n 8
 
 # Debian's Chromium, where no Chromium is there yet.
 browser:
