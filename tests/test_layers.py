@@ -279,6 +279,17 @@ def test_the_state_keeps_its_type_under_autocast(name):
         torch.testing.assert_close(y, output[0])
 
 
+def test_a_replica_of_data_parallel_runs():
+    """It has no parameters of its own: their copies are plain attributes."""
+    net, x = DeepRNN(I, H, **DEEP), torch.randn(T, B, I)
+    replica = net._replicate_for_data_parallel()
+    for name, weight in net.named_parameters():
+        setattr(replica, name, weight.clone())
+    assert not list(replica.parameters())
+    torch.testing.assert_close(replica(x), net(x))
+    torch.testing.assert_close(replica.step(x[0]), net.step(x[0]))
+
+
 def test_reset_parameters_draws_anew_within_nn_rnns_bounds():
     net = layer("dts-both-ways")
     before = net.weight_hh_l0.clone()

@@ -68,6 +68,8 @@ class DeepRNN(nn.Module):
     and `bias_lk_dD`; the backward direction ends in `_reverse`.
     """
 
+    weight_hh_l0: Tensor
+
     def __init__(
         self,
         input_size: int,
@@ -224,13 +226,13 @@ class DeepRNN(nn.Module):
             h0 = hx
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, h0, return_all_states)
-        weight = next(self.parameters())
-        self._check_input(input, weight.dtype)
+        dtype = self._dtype()
+        self._check_input(input, dtype)
         batched = input.dim() == 3
         x = input if batched else input.unsqueeze(1)
         if self.batch_first and batched:
             x = x.transpose(0, 1)
-        h0 = self._initial(h0, x, batched, weight.dtype)
+        h0 = self._initial(h0, x, batched, dtype)
         output, h_n, states = self._levels(x, h0, None, return_all_states)
 
         def arrange(y: Tensor) -> Tensor:
@@ -244,9 +246,9 @@ class DeepRNN(nn.Module):
     def _forward_packed(self, packed: PackedSequence, h0: Hidden, return_all_states: bool):
         data, batch_sizes, order, back = packed
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
-        weight = next(self.parameters())
-        self._check_input(x, weight.dtype)
-        h0 = self._initial(h0, x, True, weight.dtype)
+        dtype = self._dtype()
+        self._check_input(x, dtype)
+        h0 = self._initial(h0, x, True, dtype)
         if order is not None:
             h0 = h0.index_select(1, order)
         output, h_n, states = self._levels(x, h0, lengths.to(x.device), return_all_states)
@@ -296,9 +298,9 @@ class DeepRNN(nn.Module):
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[-1] != self.input_size:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise RuntimeError(f"step: x must be (B, {self.input_size}), got {got}")
-        weight = next(self.parameters())
-        self._check_type(x, weight.dtype)
-        h = self._initial(h, x.unsqueeze(0), True, weight.dtype)
+        dtype = self._dtype()
+        self._check_type(x, dtype)
+        h = self._initial(h, x.unsqueeze(0), True, dtype)
         new = []
         for k, (level,) in enumerate(self._directions):
             spec = level.spec
@@ -311,6 +313,11 @@ class DeepRNN(nn.Module):
                 x = equations.transition_mlp(parts, h[k], [w.mT for w in W], St, phis)[-1]
             new.append(x)
         return x, torch.stack(new)
+
+    def _dtype(self) -> torch.dtype:
+        """The parameters' dtype; a replica of `nn.DataParallel` has them as plain attributes."""
+        weight = next(self.parameters(), None)
+        return (self.weight_hh_l0 if weight is None else weight).dtype
 
     def _initial(self, h0: Hidden, x: Tensor, batched: bool, dtype: torch.dtype) -> Tensor:
         """h0 checked and given a batch dimension, zeros where it is None; x is (T, B, I), dtype the parameters'."""
