@@ -178,6 +178,14 @@ def test_what_does_not_fit_never_reaches_a_kernel(name, words):
         plus(name).unroll(draw(T, B, I), given["h0"], given["reset"])
 
 
+@pytest.mark.parametrize(("name", "shape"), [("W1", (M, H + 1)), ("W2", (H, M - 1)), ("S2", (H, H - 1))])
+def test_a_matrix_of_another_shape_never_reaches_a_kernel(name, shape):
+    op, h0 = plus("dts"), draw(B, shape[1] if name == "W1" else H)
+    setattr(op, name, torch.nn.Parameter(draw(*shape)))
+    with pytest.raises(UserError, match=re.escape(f"must be {(M, H)}, {(H, M)}, {(H, H)}, got")):
+        op.unroll(draw(T, B, I), h0)
+
+
 def test_an_rnn_by_hand():
     op, out = plus("dts"), predict("deep")
     h, ys = torch.zeros(B, H, **DOUBLE), []

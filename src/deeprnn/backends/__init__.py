@@ -162,6 +162,7 @@ def unroll(
     if precision == "auto":
         precision = "bf16" if autocast and device == "cuda" else "fp32"
     _check(A.device, A.shape, h0, W, reset, *S)
+    _check_matrices(W, S, spec)
     with without_autocast(device):
         A, h0 = A.to(dtype), h0.to(dtype)
         if backend == "auto":
@@ -191,6 +192,7 @@ def unroll_input(
 
         if _outside_choice() is None and entering.serves(x, U, b, (h0, *W, *S), spec):
             _check(x.device, (*x.shape[:-1], spec.total), h0, W, reset, *U, *b, *S)
+            _check_matrices(W, S, spec)
             if choose(spec, "cuda", x.dtype, "fp32") == "cuda":
                 return entering.unroll(x, U, b, h0, W, S, spec, reset, "fp32")
     A = functional.linear(x, one_matrix(U), one_bias(b, len(W)))
@@ -237,6 +239,24 @@ def _check(
             f"reset must be bool marks of shape (T, B) = {(steps, batch)}, got {reset.dtype} of shape "
             f"{tuple(reset.shape)}"
         )
+
+
+def _check_matrices(W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec) -> None:
+    """The same for the matrices of ⊕."""
+    if torch.compiler.is_compiling():
+        return
+    found, wanted = [m.shape[-2:] for m in (*W, *S)], _shapes(spec)
+    if found != wanted:
+        given = ", ".join(str(tuple(shape)) for shape in found)
+        raise UserError(f"W and S of ⊕ must be {', '.join(map(str, wanted))}, got {given}")
+
+
+@lru_cache(maxsize=1024)
+def _shapes(spec: TransitionSpec) -> list[tuple[int, int]]:
+    """Those of every W, then of every S."""
+    sizes, state = spec.sizes, spec.hidden_size
+    below = zip(sizes, (state, *sizes[:-1]), strict=True)
+    return [*below, *((size, state) for size, has in zip(sizes, spec.shortcuts, strict=True) if has)]
 
 
 def _outside_choice() -> str | None:
