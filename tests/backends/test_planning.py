@@ -44,8 +44,6 @@ def plan_of(row: dict) -> Plan:
 ROWS = [json.loads(line) for line in SWEEP.read_text().splitlines()]
 # Left out: small blocks of which two run on a processor, so that twice as many clusters are resident.
 ROWS = [row for row in ROWS if row["resident"] <= H200.resident(row["plan"]["cluster"])]
-# And finishers that lacked registers for what they read beside the sums (three streams, backward).
-ROWS = [row for row in ROWS if row["plan"]["path"] != "mma" or row["local"] < 100]
 ROWS = sorted((row for row in ROWS if "us_per_step" in row), key=case_of)
 CASES = {case: [(plan_of(r), r["us_per_step"]) for r in rows] for case, rows in groupby(ROWS, case_of)}
 
@@ -68,7 +66,7 @@ def test_the_cost_model_of_the_tensor_core_kernel_is_close_to_every_measurement(
     for measured in CASES.values():
         for plan, us in measured:
             if plan.path == "mma":
-                assert plan.cost / CLOCK == pytest.approx(us, rel=0.15)
+                assert plan.cost / CLOCK == pytest.approx(us, rel=0.11)
 
 
 @pytest.mark.parametrize("backward", [False, True])
