@@ -163,11 +163,13 @@ def test_transformations_keep_the_reference(served):
 def test_own_units_other_types_and_learned_masks_keep_the_reference(served):
     named = [("tanh", None, None)]
     A, W = torch.zeros(2, 3, 4), [torch.zeros(4, 4)]
-    assert steps.serves(A, W, named, [None, torch.ones(3, 4), torch.ones(2, 3, 4)])
-    assert not steps.serves(A.half(), [W[0].half()], named, [])
-    assert not steps.serves(A.to("meta"), [W[0].to("meta")], named, [])
-    assert not steps.serves(A, W, named, [torch.ones(3, 4, requires_grad=True)])
-    assert not steps.serves(A, W, named, [torch.ones(1, 4)])
+    none = [None]
+    assert steps.serves(A, W, none, named, [None, torch.ones(3, 4)])
+    assert steps.serves(A, W, none, named, [torch.ones(2, 3, 4)])
+    assert not steps.serves(A.half(), [W[0].half()], none, named, [])
+    assert not steps.serves(A.to("meta"), [W[0].to("meta")], none, named, [])
+    assert not steps.serves(A, W, none, named, [torch.ones(3, 4, requires_grad=True)])
+    assert not steps.serves(A, W, none, named, [torch.ones(1, 4)])
     units.register("steps-swish", torch.nn.functional.silu)
     try:
         phis = [torch.nn.functional.silu]
@@ -175,6 +177,21 @@ def test_own_units_other_types_and_learned_masks_keep_the_reference(served):
     finally:
         del units.ELEMENTWISE["steps-swish"]
     assert not served
+
+
+def test_what_does_not_fit_reaches_no_kernel():
+    A, W, S = torch.zeros(2, 3, 11), [torch.zeros(8, 3), torch.zeros(3, 4)], [None, torch.zeros(3, 3)]
+    named = [("lp:2", torch.zeros(4), torch.zeros(8)), ("tanh", None, None)]
+    masks = [torch.ones(3, 3), torch.ones(2, 3, 4), torch.ones(3, 3)]
+    assert steps.serves(A, W, S, named, masks)
+    assert not steps.serves(A, [W[0], torch.zeros(3, 8)], S, named, masks)
+    assert not steps.serves(A, [torch.zeros(8, 4), W[1]], S, named, masks)
+    assert not steps.serves(A, W, [None, torch.zeros(3, 4)], named, masks)
+    assert not steps.serves(A, W, S, [("lp:2", torch.zeros(1), torch.zeros(8)), named[1]], masks)
+    assert not steps.serves(A, W, S, [("lp:2", torch.zeros(4), torch.zeros(4)), named[1]], masks)
+    for i in range(3):
+        short = [m[..., :1] if i == j else m for j, m in enumerate(masks)]
+        assert not steps.serves(A, W, S, named, short), "one column stands for all: the reference spreads it"
 
 
 def test_operators_pass_torchs_own_checks():

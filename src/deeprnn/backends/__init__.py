@@ -296,7 +296,7 @@ def unroll_with(
         if torch.compiler.is_exporting():
             return scan.unroll_with(A, h0, W, S, *rest[:3])
         plainly = named is None or torch.compiler.is_compiling() or _outside_choice() is not None
-        if named and not plainly and steps.serves(A, W, named, (state_mask, *masks)):
+        if named and not plainly and steps.serves(A, W, S, named, (state_mask, *masks)):
             return steps.unroll_with(A, h0, W, S, named, *rest[2:])
         return reference.unroll_with(A, h0, W, S, *rest)
 

@@ -26,8 +26,18 @@ DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
 Named = tuple[str, Tensor | None, Tensor | None]  # a unit's text, and ρ and the centres of an Lp unit
 
 
-def serves(A: Tensor, W: Sequence[Tensor], named: Sequence[Named], others: Sequence[Tensor | None]) -> bool:
-    """Whether the operators know the units, types and masks; `others` are the masks, which take no gradient."""
+def serves(
+    A: Tensor,
+    W: Sequence[Tensor],
+    S: Sequence[Tensor | None],
+    named: Sequence[Named],
+    others: Sequence[Tensor | None],
+) -> bool:
+    """Whether the operators know the units, types and masks; `others` are the state's mask and the layers'.
+
+    Masks take no gradient. Where shapes do not fit each other the reference serves, or says so: a kernel would read
+    beyond a tensor's end.
+    """
     device, dtype = A.device, A.dtype
     if dtype not in DTYPES.get(device.type, ()) or A.dim() != 3:
         return False
@@ -35,17 +45,23 @@ def serves(A: Tensor, W: Sequence[Tensor], named: Sequence[Named], others: Seque
         torch.version.cuda is None or torch.cuda.get_device_capability(device) < (7, 0)
     ):
         return False
-    if any(phi.UnitSpec.parse(text).name not in UNITS for text, _, _ in named):
+    specs = [phi.UnitSpec.parse(text) for text, _, _ in named]
+    if any(u.name not in UNITS for u in specs):
         return False
-    parameters = [x for _, rho, centre in named for x in (rho, centre) if x is not None]
-    if any(x.dtype != dtype or x.device != device for x in (*W, *parameters)):
+    sizes = [w.shape[-2] // u.pool for w, u in zip(W, specs, strict=True)]
+    state, expected = sizes[-1], []
+    for l, (w, s, (_, rho, centre)) in enumerate(zip(W, S, named, strict=True)):
+        width, size, below = w.shape[-2], sizes[l], sizes[l - 1]  # below the first layer: the state
+        expected += [(w, (width, below)), (s, (width, state)), (rho, (size,)), (centre, (width,))]
+    given = [(x, shape) for x, shape in expected if x is not None]
+    if any(x.dtype != dtype or x.device != device or x.shape != shape for x, shape in given):
         return False
-    return all(m is None or _plain_mask(m, A) for m in others)
+    return all(m is None or _plain_mask(m, A, n) for m, n in zip(others, (state, *sizes), strict=False))
 
 
-def _plain_mask(mask: Tensor, A: Tensor) -> bool:
+def _plain_mask(mask: Tensor, A: Tensor, size: int) -> bool:
     lead = A.shape[:2] if mask.dim() == 3 else A.shape[1:2]
-    return mask.dtype == A.dtype and mask.shape[:-1] == lead and not mask.requires_grad
+    return mask.dtype == A.dtype and mask.shape == (*lead, size) and not mask.requires_grad
 
 
 def unroll_with(
