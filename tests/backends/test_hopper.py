@@ -390,6 +390,24 @@ def test_only_large_batches_that_leave_processors_idle_are_cut():
     assert count(PAPER, 256, planning.Device((8, 0))) == 1, "another kernel's loop"
 
 
+@pytest.mark.parametrize(("path", "lead"), [("generic", ()), ("mma", (2,))])
+def test_a_stretch_goes_to_no_kernel_that_would_take_it_for_a_whole(path, lead, monkeypatch):
+    monkeypatch.setattr(launch, "kernel_of", lambda *case: None)
+    ring = planning.ring(PAPER, True)
+    plan = planning.generic_plan(ring, 256, 1, False, H200)
+    if path == "mma":
+        plan = planning.make_plan(PAPER, 256, 1, False, True, H200)
+    assert plan.path == path
+    h = torch.zeros(*lead, 1, 256, 400)
+    W, S, dA = (
+        [torch.zeros(*lead, 400, 400)] * 2,
+        [torch.zeros(*lead, 400, 400)],
+        torch.zeros(*lead, 1, 256, 800),
+    )
+    with pytest.raises(ValueError, match="stretch"):
+        launch.backward(h, None, h, h, W, S, None, PAPER, False, dA, None, plan=plan)
+
+
 def test_sums_beside_the_loop_wait_for_no_processor():
     whole = (W(0, 400, 0, 800), W(489, 889, 400, 800), W(400, 488, 0, 800), W(488, 489, 0, 800))
     for count in (3000, 17000, 51200):

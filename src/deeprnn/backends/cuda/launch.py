@@ -95,6 +95,9 @@ def backward(
     dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
     dz = dz.contiguous() if dz is not None and spec.depth > 1 else None
     ready = _ready(h, spec, bf16, True, reset is not None, dz is not None, plan)
+    several = h.dim() == 4 and len(h) > 1
+    if (after is not None or dh0 is None) and (several or ready.plan.path != "mma"):
+        raise ValueError("only the tensor-core kernel of one model goes through a stretch of a sequence")
     _launch(ready, _matrices(ready, W, S, bf16), [dh, dz, h, z, after, dA, dh0, reset], [0, 0], h)
 
 
