@@ -276,11 +276,29 @@ def examine(unroll: Unroll, case: Case, device: str = "cpu", seed: int | None = 
             raise Rejected(f"the input {name} was changed: {where}")
     errors = {name: _error(result[name], truth[name], f"{name}: {where}") for name in truth}
     worst = max(errors, key=lambda name: errors[name])
-    if errors[worst] > TOLERANCE[case.precision]:
-        raise Rejected(
-            f"{worst} is off by {errors[worst]:.1e}, allowed {TOLERANCE[case.precision]:.0e}: {where}"
-        )
+    allowed = TOLERANCE[case.precision]
+    if errors[worst] > allowed and case.precision == "fp32":  # sums that cancel, units that are saturated
+        allowed = max(allowed, 4 * rounding(case, tensors, worst))
+    if errors[worst] > allowed:
+        raise Rejected(f"{worst} is off by {errors[worst]:.1e}, allowed {allowed:.0e}: {where}")
     return errors
+
+
+def rounding(case: Case, tensors: Tensors, name: str) -> float:
+    """How far float32 itself is off, at inputs as good as these: the largest error of the plain loop of several."""
+
+    def plain(A: Tensor, h0: Tensor, W: list, S: list, spec: TransitionSpec, reset: Tensor | None, _: str):
+        return reference.unroll(A, h0, W, S, spec, reset)
+
+    worst = 0.0
+    for _ in range(4):
+        near = {
+            n: x if n == "reset" else (x * (1 + 3e-7 * torch.randn_like(x))).float().double()
+            for n, x in tensors.items()
+        }
+        found, _ = compute(plain, case, near, "cpu")
+        worst = max(worst, _error(found[name], expected(case, near)[name], f"{name}, the plain loop, {case}"))
+    return worst
 
 
 def _error(out: Tensor, truth: Tensor, where: str) -> float:

@@ -170,6 +170,22 @@ def test_the_grid_rejects(fault, monkeypatch):
         examine(sabotaged, BAIT)
 
 
+DELICATE = Case(
+    (63, 1, 100), ("tanh", "relu", "sigmoid"), (False,) * 3, T=1, B=3, reset=True, z_gradient=False
+)
+
+
+def test_what_float32_cannot_know_is_not_held_against_a_backend(monkeypatch):
+    """At this seed a hundred terms cancel to a thousandth: the plain loop itself is as far off."""
+    monkeypatch.setattr(Sabotaged, "fault", "none")
+    examine(sabotaged, DELICATE, seed=1132417)
+    assert grid.rounding(DELICATE, grid.draw(DELICATE, 1132417), "dW1") > 1e-5
+    for fault in ("wrong derivative", "reset ignored", "wrong in the last place"):
+        monkeypatch.setattr(Sabotaged, "fault", fault)
+        with pytest.raises(Rejected):
+            examine(sabotaged, DELICATE, seed=1132417)
+
+
 def test_the_grid_rejects_members_that_share_weights():
     def mixing(A, h0, W, S, spec, reset, precision):
         return reference.unroll(A, h0, [first(w) for w in W], S, spec, reset)
