@@ -255,9 +255,8 @@ def _unroll_backward(ctx: Any, dh: Tensor | None, dz: Tensor | None) -> tuple[An
     h, z, h0, reset, *matrices = ctx.saved_tensors
     W, S = matrices[: ctx.layers], matrices[ctx.layers :]
     dh = torch.zeros_like(h) if dh is None else dh
-    text = ctx.units, ctx.shortcuts
     operator = plain_backward if batched_by_autograd(dh, dz) else unroll_cpu_backward
-    dA, dh0 = operator(dh, dz, h, z, h0, W, S, reset, *text)
+    dA, dh0 = operator(dh, dz, h, z, h0, W, S, reset, ctx.units, ctx.shortcuts)
     sizes = [w.shape[-2] for w in W]
     dW, dS = weight_gradients(dA, h, z, h0, reset, sizes, _flags(ctx.shortcuts))
     return dA, dh0, dW, dS, None, None, None

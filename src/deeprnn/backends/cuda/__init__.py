@@ -19,6 +19,7 @@ from torch._C import _len_torch_dispatch_stack  # type: ignore[attr-defined]
 from deeprnn import backends
 from deeprnn.backends import TransitionSpec, cpu, reference
 from deeprnn.backends.cuda import launch
+from deeprnn.backends.cuda.driver import index_of
 from deeprnn.backends.cuda.planning import UNITS, Device, Plan, make_plan
 from deeprnn.backends.gradients import (
     batched_by_autograd,
@@ -59,21 +60,17 @@ def why_not(
     if capability < (7, 0):
         return f"compute capability {capability[0]}.{capability[1]} is below 7.0: use backend='reference'"
     chosen = _plan_of(spec, B, P, precision, device, backward=False)
-    if chosen.shared > launch.device_of(_index(device)).shared_limit:
+    if chosen.shared > launch.device_of(index_of(device)).shared_limit:
         return (
             f"layers of {max(spec.sizes)} units do not fit a block's shared memory: use backend='reference'"
         )
     return None
 
 
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
 def _plan_of(
     spec: TransitionSpec, B: int, P: int, precision: str, device: torch.device, backward: bool
 ) -> Plan:
-    return make_plan(spec, B, P, precision == "bf16", backward, launch.device_of(_index(device)))
+    return make_plan(spec, B, P, precision == "bf16", backward, launch.device_of(index_of(device)))
 
 
 def plan(
@@ -85,7 +82,7 @@ def plan(
     """
     described: dict[str, Any] = {"sizes": list(spec.sizes), "batch": B, "members": P, "precision": precision}
     for name, backward in (("forward", False), ("backward", True)):
-        target = Device() if device is None else launch.device_of(_index(device))
+        target = Device() if device is None else launch.device_of(index_of(device))
         chosen = make_plan(spec, B, P, precision == "bf16", backward, target)
         described[name] = {
             "path": chosen.path,

@@ -65,6 +65,11 @@ def ensure_context(device: int) -> None:
         check(lib.cuCtxSetCurrent(current), "cuCtxSetCurrent")
 
 
+def index_of(device: torch.device) -> int:
+    """A GPU's number; "cuda" alone is the current one."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
 def stream_of(device: torch.device) -> int | None:
     """The address of the current stream, None without a GPU: worth asking once for several launches."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from deeprnn.backends import TransitionSpec, autocasts, cuda, one_bias, one_matrix
 from deeprnn.backends.cuda import launch, planning, products, rows, stretches
+from deeprnn.backends.cuda.driver import index_of
 from deeprnn.backends.gradients import runs_of, sorted_gradients, weight_gradients
 
 FEWEST_ROWS = 2048  # below, torch's product of the input is as fast
@@ -156,8 +157,8 @@ def _cutting(x: Tensor, spec: TransitionSpec, precision: str) -> stretches.Cutti
     steps, batch, inner = x.shape
     if x.device.type != "cuda" or planning._company.size > 1:
         return stretches.Cutting(((0, steps),), 0)
-    index = torch.cuda.current_device() if x.device.index is None else x.device.index
-    return stretches.cutting(spec, steps, batch, inner, precision == "bf16", launch.device_of(index))
+    device = launch.device_of(index_of(x.device))
+    return stretches.cutting(spec, steps, batch, inner, precision == "bf16", device)
 
 
 def _products(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda import nvrtc, tall
-from deeprnn.backends.cuda.driver import Kernel
+from deeprnn.backends.cuda.driver import Kernel, index_of
 from deeprnn.backends.cuda.launch import device_of
 
 CHUNK = 512  # rows whose products are summed on the tensor cores alone
@@ -62,10 +62,7 @@ def hopper(device: torch.device) -> bool:
     """Whether the kernel that splits as it loads can run: it is written for Hopper's products of warpgroups."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
-    return device_of(torch.cuda.current_device() if device.index is None else device.index).capability == (
-        9,
-        0,
-    )
+    return device_of(index_of(device)).capability == (9, 0)
 
 
 def tall_fits(rows: int, sizes: Sequence[int]) -> bool:
@@ -81,11 +78,8 @@ def _sums_of(
     """What `AllSums` asks for, those for the transition's matrices first, and how many these are."""
     ends, total, at = [0, *accumulate(sizes)], sum(sizes), sizes[-1]
     wanted = [tall.Wanted(0, at, ends[run[0]], ends[run[-1] + 1]) for run in runs]
-    entered = []
-    for width in (
-        entering,
-        int(with_bias),
-    ):  # before the layers below: these are wanted for few columns of dA
+    entered = []  # before the layers below: those are wanted for few columns of dA, these for all
+    for width in (entering, int(with_bias)):
         if width:
             entered.append(tall.Wanted(at, at + width, 0, total))
             at += width

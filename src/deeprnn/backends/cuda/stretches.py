@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from deeprnn.backends import TransitionSpec
 
 Stretch = tuple[int, int]  # first step, one past the last
-MOST, LEAST_FREE = 3, 24  # stretches; processors, with fewer the sums would outlast the loop
-CLOCK, WORTH, START = (
-    1980,
-    250.0,
-    28.0,
-)  # cycles a µs; µs of sums from which on it pays, and of a further launch
+MOST = 3  # stretches
+LEAST_FREE = 24  # processors: beside fewer the sums would outlast the loop
+CLOCK = 1980  # cycles a µs
+WORTH, START = 250.0, 28.0  # µs of sums from which on it pays, and of a further launch
 SUM, CUT = 7.9e-9, 2.05e-6  # µs (H200) for each number of a gradient and row, and for cutting a number of dA
 
 

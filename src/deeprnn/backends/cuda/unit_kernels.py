@@ -179,7 +179,7 @@ def launcher(
     name: str, macros: tuple[tuple[str, int], ...], grid: tuple[int, int], device: torch.device
 ) -> Launch:
     """A kernel ready to be launched on the stream that is current now."""
-    index = torch.cuda.current_device() if device.index is None else device.index
+    index = driver.index_of(device)
     kernel, library = _kernel(name, macros, index), driver.library()
     driver.ensure_context(index)
     stream = torch.cuda.current_stream(device).cuda_stream
