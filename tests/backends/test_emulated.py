@@ -1,7 +1,7 @@
 """The CUDA kernels' own sources, run on the CPU by fibres: indices, exchange and barriers without a GPU.
 
 Needs g++; arithmetic is that of the emulation (see emulation/common.cuh), so errors are those of fp32 and of
-the split into bf16 parts, not of a GPU's units.
+the split into fp16 parts, not of a GPU's units.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import shutil
 import subprocess
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ import pytest
 import torch
 
 from deeprnn.backends import reference
-from deeprnn.backends.cuda import launch, nvrtc, planning
+from deeprnn.backends.cuda import largest, launch, nvrtc, planning
 from tests.backends import grid
 from tests.backends.grid import Case, fresh_seed
+from tests.backends.small_emulation import Small
 
 HERE = Path(__file__).parent / "emulation"
 H200 = planning.Device()
@@ -53,10 +55,13 @@ class Emulated:
         assert error is None, f"{error.decode()} (order of threads by seed {seed})"
 
 
-def emulate(case: Case, choose, folder: Path, monkeypatch, bounds: tuple[int, ...] = ()) -> None:
+def emulate(
+    case: Case, choose, folder: Path, monkeypatch, bounds: tuple[int, ...] = (),
+    change=lambda tensors: None, by_row: bool = False,
+) -> None:  # fmt: skip
     """Forward and backward of a case against the reference in float64; `choose(ring)` gives the plan.
 
-    `bounds`: where the sequence is cut into stretches, each a launch of its own.
+    `bounds`: where the sequence is cut into stretches, each a launch of its own. `change` may alter what was drawn.
     """
     kernels = {}
 
@@ -65,9 +70,16 @@ def emulate(case: Case, choose, folder: Path, monkeypatch, bounds: tuple[int, ..
             kernels[ring.backward] = Emulated(plan, ring, reset, mid, folder)
         return kernels[ring.backward]
 
+    @lru_cache
+    def looking(jobs, device, arch):
+        (folder / str(jobs)).mkdir()
+        return Small(folder / str(jobs), "largest.cu", "largest", {"JOBS": jobs})
+
     monkeypatch.setattr(launch, "kernel_of", kernel_of)
+    monkeypatch.setattr(largest, "kernel_of", looking)
     monkeypatch.setattr(launch, "device_of", lambda index: H200)
     tensors = grid.draw(case, fresh_seed())
+    change(tensors)
     lead = (lambda x: x) if case.population else (lambda x: x.unsqueeze(0))
     given = {n: x if n == "reset" else lead(x.float()) for n, x in tensors.items()}
     W, S = grid._weights(given)
@@ -96,14 +108,30 @@ def emulate(case: Case, choose, folder: Path, monkeypatch, bounds: tuple[int, ..
         launch.backward(*arguments, plan=plans[1], after=dA[0, b] if b < T else None)
     for p in range(P):
         member = {n: x if n == "reset" else lead(x)[p] for n, x in tensors.items()}
-        a, h_first = member["A"].requires_grad_(), member["h0"].requires_grad_()
-        hs, zs = reference.unroll(a, h_first, *grid._weights(member), spec, reset)
-        loss = (hs * member["dh"]).sum() + ((zs * member["dz"]).sum() if case.z_gradient else 0.0)
-        truth = torch.autograd.grad(loss, (a, h_first))
-        for name, out, known in zip(("h", "z", "dA", "dh0"), (h, z, dA, dh0), (hs, zs, *truth), strict=True):
-            assert torch.isfinite(out[p]).all(), f"{name} was not written everywhere"
-            error = float((out[p].double() - known.detach()).norm() / known.detach().norm().clamp(min=1e-30))
-            assert error < 1e-5 or known.numel() == 0, f"{name} is off by {error:.1e}"
+        outputs = {"h": h[p], "z": z[p], "dA": dA[p], "dh0": dh0[p]}
+        truth, plain = (by_reference(case, member, dtype) for dtype in (torch.float64, torch.float32))
+        for name, out in outputs.items():
+            assert torch.isfinite(out).all(), f"{name} was not written everywhere"
+            error = off(out, truth[name])
+            assert error < 1e-6 or error < 4 * off(plain[name], truth[name]), f"{name} is off by {error:.1e}"
+            if by_row and out.numel():  # each row of the batch at each step by itself
+                rows = [x.reshape(-1, x.shape[-1]) for x in (out, plain[name], truth[name])]
+                for mine, fp32, known in zip(*rows, strict=True):
+                    assert off(mine, known) < max(3e-6, 8 * off(fp32, known)), f"a row of {name}"
+
+
+def by_reference(case: Case, member: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Outputs and gradients of one member."""
+    own = {n: x if n == "reset" else x.detach().to(dtype) for n, x in member.items()}
+    a, h_first = own["A"].requires_grad_(), own["h0"].requires_grad_()
+    h, z = reference.unroll(a, h_first, *grid._weights(own), case.spec, own.get("reset"))
+    loss = (h * own["dh"]).sum() + ((z * own["dz"]).sum() if case.z_gradient else 0.0)
+    dA, dh0 = torch.autograd.grad(loss, (a, h_first))
+    return {"h": h.detach(), "z": z.detach(), "dA": dA, "dh0": dh0}
+
+
+def off(x: torch.Tensor, known: torch.Tensor) -> float:
+    return float((x.double() - known.double()).norm() / known.double().norm().clamp(min=1e-33))
 
 
 TWO = Case((37, 50), ("tanh", "sigmoid"), (False, True), 4, 3, reset=True)
@@ -162,6 +190,53 @@ def test_tensor_core_kernel(case, shape, registers, tmp_path, monkeypatch):
         return planning.mma_plan(ring, case.B, 1, case.precision == "bf16", H200, *shape)
 
     emulate(case, choose, tmp_path, monkeypatch)
+
+
+def large_start(tensors):
+    tensors["h0"] *= 3e4
+    for name in ("W1", "S2"):  # or every unit would be saturated
+        tensors[name] *= 1e-4
+
+
+def last_step_alone(tensors):  # nothing but the last step is scored, and gradients vanish on the way back
+    tensors["dh"][:-1] = 0
+    tensors["dz"][:] = 0
+    for name in tensors:
+        if name[0] in "WS":
+            tensors[name] *= 1e-4
+
+
+def huge_gradients(tensors):
+    for name in ("dh", "dz"):
+        tensors[name] *= 1e25
+
+
+def tiny_gradients(tensors):  # of some rows
+    for name in ("dh", "dz"):
+        tensors[name][:, ::2] *= 1e-28
+
+
+def nearly_no_matrix(tensors):  # what reaches the lower layer is nothing beside the shortcut's share
+    tensors["W2"] *= 1e-33
+
+
+def one_large_weight(tensors):
+    tensors["W1"][0, 0] = 300.0
+
+
+RANGES = [large_start, last_step_alone, huge_gradients, tiny_gradients, nearly_no_matrix, one_large_weight]
+RELU = dataclasses.replace(EVEN, units=("relu", "identity"), B=6)
+
+
+@pytest.mark.parametrize("change", RANGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("case", [dataclasses.replace(EVEN, B=6), RELU], ids=["bounded", "unbounded"])
+def test_tensor_core_kernel_at_any_range(case, change, tmp_path, monkeypatch):
+    """Numbers of any size that fp32 holds keep their precision, although the kernel multiplies in fp16."""
+
+    def choose(ring):
+        return planning.mma_plan(ring, case.B, 1, False, H200, 2, 1, 4, 6, 2)
+
+    emulate(case, choose, tmp_path, monkeypatch, change=change, by_row=True)
 
 
 STRETCHES = [

@@ -212,7 +212,7 @@ H200 = planning.Device()
 @pytest.mark.parametrize("steps", [1, 2, 5, 50, 200, 1601])
 @pytest.mark.parametrize("batch", [2, 128, 256, 273, 600, 20000])
 def test_stretches_follow_one_another_and_cover_every_step(steps, batch):
-    cutting = stretches.cutting(PAPER, steps, batch, 88, False, H200)
+    cutting = stretches.cutting(PAPER, steps, batch, 88, False, H200, False)
     bounds = [0, *(end for _, end in cutting.stretches)]
     assert list(cutting.stretches) == list(pairwise(bounds))
     assert bounds[-1] == steps
@@ -221,11 +221,13 @@ def test_stretches_follow_one_another_and_cover_every_step(steps, batch):
 
 
 def test_only_large_batches_that_leave_processors_idle_are_cut():
-    def count(spec, batch, device=H200):
-        return len(stretches.cutting(spec, 200, batch, 88, False, device).stretches)
+    def count(spec, batch, device=H200, captured=False):
+        return len(stretches.cutting(spec, 200, batch, 88, False, device, captured).stretches)
 
     assert count(PAPER, 256) == 3
-    assert count(PAPER, 64) == 1
+    assert count(PAPER, 64) == 1, "a further launch costs the host too much"
+    assert count(PAPER, 64, captured=True) == 2, "which a graph does not pay"
+    assert count(PAPER, 16, captured=True) == 1
     assert count(PAPER, 512) == 1, "a second wave of clusters takes every processor that becomes idle"
     assert count(TransitionSpec((512, 512), PAPER.units, PAPER.shortcuts), 256) == 1, (
         "7 clusters of 16 blocks"
@@ -300,7 +302,7 @@ def test_work_beside_begins_after_what_was_before_and_ends_before_what_follows(m
 
 @GPU
 @pytest.mark.parametrize("marked", [False, True])
-def test_a_layer_in_stretches_has_the_bits_of_the_whole(marked, monkeypatch):
+def test_a_layer_in_stretches_is_the_whole_but_for_rounding(marked, monkeypatch):
     shapes = ((30, 250, 88), (250, 400), *(((400, 88), (400,)) * 2), (400, 400), (400, 400), (400, 400))
     leaves = [torch.randn(s, device="cuda").mul_(0.1 if i > 1 else 1) for i, s in enumerate(shapes)]
     x, h0, U1, b1, U2, b2, W1, W2, S2 = (t.requires_grad_() for t in leaves)
@@ -323,7 +325,7 @@ def test_a_layer_in_stretches_has_the_bits_of_the_whole(marked, monkeypatch):
     graph.replay()
     for found in (called, captured):
         for i, (a, b) in enumerate(zip(found, whole, strict=True)):
-            if i < 4:  # h, z, and the gradients of x and h0; the others are added up in another order
+            if i < 2:  # h and z: forward is not cut
                 assert torch.equal(a, b)
             assert float((a - b).norm() / b.norm()) < 1e-6
 

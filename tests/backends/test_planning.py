@@ -109,12 +109,14 @@ def test_streams_need_room():
 
 def test_finishers_leave_the_multiplying_warps_their_registers():
     """What all threads hold together is what the block was given: 65,536 registers."""
-    for warps, finishers in ((8, 4), (8, 8), (12, 4), (16, 4)):
-        held = planning._multiplier_registers(warps, finishers)
-        lent = planning.FINISHER_REGISTERS[finishers]
-        each = 65536 // (32 * (warps + finishers)) // 8 * 8
+    for warps, finishers, scalers in ((8, 4, 0), (8, 8, 0), (12, 4, 0), (16, 4, 0), (8, 4, 4), (12, 4, 4)):
+        held = planning._multiplier_registers(warps, finishers, scalers)
+        lent = planning.FINISHER_REGISTERS[8 if scalers else finishers]
+        threads = 32 * (warps + finishers + scalers)
+        each = 65536 // threads // 8 * 8
         assert each < held
-        assert warps * held + finishers * lent <= (warps + finishers) * each
+        others = finishers * lent + scalers * planning.SCALER_REGISTERS
+        assert 32 * (warps * held + others) <= threads * each
 
 
 def test_stages_of_different_width_may_have_streams():

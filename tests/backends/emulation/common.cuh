@@ -71,6 +71,11 @@ template <class T> INLINE T exchange(T value, int from) {
 }
 template <class T> INLINE T __shfl_xor_sync(u32, T value, int mask) { return exchange(value, machine.now->lane ^ mask); }
 template <class T> INLINE T __shfl_sync(u32, T value, int lane) { return exchange(value, lane); }
+INLINE bool any_lane(bool x) {
+  u32 any = x;
+  for (int i = 1; i < 32; i *= 2) any |= __shfl_xor_sync(0, any, i);
+  return any;
+}
 INLINE void cluster_sync() { pass(machine.gates[{-1, 0}], (int)machine.fibres.size()); }
 INLINE void __syncthreads() { pass(machine.gates[{machine.now->rank, 0}], (int)(machine.fibres.size() / machine.memory.size())); }
 
@@ -174,10 +179,20 @@ INLINE void pin(u8*&, u32&, u32&) {}
 template <int N> INLINE void more_registers() {}
 template <int N> INLINE void fewer_registers() {}
 
-INLINE u32 pack(float x, float y) { return bf16_bits(x) | bf16_bits(y) << 16; }
-INLINE void split(float x, float y, u32& high, u32& low) {
-  high = pack(x, y);
-  low = pack(x - bf16_low(high), y - bf16_high(high));
+INLINE float half_of(u32 pair, int i) { _Float16 h[2]; memcpy(h, &pair, 4); return h[i]; }
+INLINE u32 larger(u32 most, u32 pair) {
+  _Float16 h[2];
+  for (int i = 0; i < 2; i++) h[i] = (_Float16)fmaxf(half_of(most, i), fabsf(half_of(pair, i)));
+  u32 r;
+  memcpy(&r, h, 4);
+  return r;
+}
+INLINE u32 plus_magnitudes(u32 sum, u32 pair) {
+  _Float16 h[2];
+  for (int i = 0; i < 2; i++) h[i] = (_Float16)(half_of(sum, i) + fabsf(half_of(pair, i)));
+  u32 r;
+  memcpy(&r, h, 4);
+  return r;
 }
 // mma.m16n8k16, with the operands' places as PTX defines them.
 INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -186,13 +201,12 @@ INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   u32 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
   memcpy(w.words[side][lane], mine, 24);
   pass(w.gate, 32);
-  auto half = [](u32 x, int i) { return i ? bf16_high(x) : bf16_low(x); };
   for (int i = 0; i < 4; i++) {
     int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
     double sum = d[i];
     for (int k = 0; k < 16; k++) {
       u32 x = w.words[side][row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], y = w.words[side][column * 4 + k % 8 / 2][4 + k / 8];
-      sum += (double)half(x, k % 2) * half(y, k % 2);
+      sum += (double)half_of(x, k % 2) * half_of(y, k % 2);
     }
     d[i] = (float)sum;
   }

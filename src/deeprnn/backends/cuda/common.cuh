@@ -44,6 +44,7 @@ INLINE float select(u32 condition, float yes, float no) {
   return r;
 }
 
+INLINE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 template <int N> INLINE void load_shared(float (&x)[N], u32 at) {
@@ -126,19 +127,20 @@ INLINE void touch(const float* p) { asm volatile("prefetch.global.L2 [%0];" ::"l
 INLINE void store_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-// d += a b: 16 x 16 times 16 x 8 in bf16, sums in fp32, on the tensor cores.
+// d += a b: 16 x 16 times 16 x 8 in fp16, sums in fp32, on the tensor cores.
 INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// x and y as bf16 pairs: their leading parts, and the parts that rounding left (16 bits of mantissa together).
-INLINE u32 pack(float x, float y) {
+// A pair of fp16 and the magnitudes of another; and of two pairs the larger magnitudes, the first without signs.
+INLINE u32 plus_magnitudes(u32 sum, u32 pair) {
   u32 r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
+  asm("{.reg .b32 a; abs.f16x2 a, %2; add.rn.f16x2 %0, %1, a;}" : "=r"(r) : "r"(sum), "r"(pair));
   return r;
 }
-INLINE void split(float x, float y, u32& high, u32& low) {
-  high = pack(x, y);
-  low = pack(x - bf16_low(high), y - bf16_high(high));
+INLINE u32 larger(u32 most, u32 pair) {
+  u32 r;
+  asm("{.reg .b32 a; abs.f16x2 a, %2; max.f16x2 %0, %1, a;}" : "=r"(r) : "r"(most), "r"(pair));
+  return r;
 }

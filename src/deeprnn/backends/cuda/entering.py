@@ -135,18 +135,22 @@ def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> 
         entered = part(x, a, b), with_bias
         sums.append(products.AllSums(*own, spec.sizes, runs_of(spec.shortcuts), *entered, *shares))
     dA, dh0 = cuda._gradients(h, z, h0)
-    for i, (a, b) in enumerate(order):
-        beside = Beside(h.device)
-        *cut, mine, own = (part(t, a, b) for t in (dh, dz, h, z, marks, dA))
-        given: list[Any] = [*cut, W, S, mine, spec, precision == "bf16", own, None if a else dh0]
-        launch.backward(*given, after=dA[b] if b < len(dA) else None)
-        stream = beside.begin()  # the loop leaves processors idle, and nothing here waits for it
-        if i == 0:
-            for each in sums:
-                each.begin(stream)
-        else:
-            sums[i - 1].finish(part(dA, *order[i - 1]), stream)
-    beside.end()
+    beside = None
+    try:
+        for i, (a, b) in enumerate(order):
+            beside = Beside(h.device)
+            *cut, mine, own = (part(t, a, b) for t in (dh, dz, h, z, marks, dA))
+            given: list[Any] = [*cut, W, S, mine, spec, precision == "bf16", own, None if a else dh0]
+            launch.backward(*given, after=dA[b] if b < len(dA) else None)
+            stream = beside.begin()  # the loop leaves processors idle, and nothing here waits for it
+            if i == 0:
+                for each in sums:
+                    each.begin(stream)
+            else:
+                sums[i - 1].finish(part(dA, *order[i - 1]), stream)
+    finally:  # where a launch failed, too: the second stream may still read these tensors
+        if beside is not None:
+            beside.end()
     found, entered = sums[-1].finish(part(dA, *order[-1]))
     dU, db = (t.split(spec.sizes) for t in entered) if with_bias else (entered[0].split(spec.sizes), ())
     return dA, dh0, (dU, db, *sorted_gradients(lambda runs: found, spec.sizes, spec.shortcuts))
@@ -158,7 +162,8 @@ def _cutting(x: Tensor, spec: TransitionSpec, precision: str) -> stretches.Cutti
     if x.device.type != "cuda" or planning._company.size > 1:
         return stretches.Cutting(((0, steps),), 0)
     device = launch.device_of(index_of(x.device))
-    return stretches.cutting(spec, steps, batch, inner, precision == "bf16", device)
+    captured = torch.cuda.is_current_stream_capturing()
+    return stretches.cutting(spec, steps, batch, inner, precision == "bf16", device, captured)
 
 
 def _products(

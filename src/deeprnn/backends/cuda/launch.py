@@ -14,6 +14,7 @@ from torch import Tensor
 from deeprnn.backends import TransitionSpec
 from deeprnn.backends.cuda import nvrtc, planning
 from deeprnn.backends.cuda.driver import Kernel
+from deeprnn.backends.cuda.largest import Case, magnitudes
 from deeprnn.backends.cuda.planning import SHARED_LIMIT, Device, Plan, Ring, macros, make_plan, ring
 from deeprnn.backends.cuda.wide import WidePlan
 
@@ -158,6 +159,14 @@ def _launch(
     elif plan.words:
         exchange = torch.empty(items * plan.words, dtype=torch.int32, device=device)
         fields += [exchange.data_ptr(), 0, 0]
+    else:
+        fields += [0, 0, 0]
+    if plan.path == "mma":
+        given, mid, _, _, initial, *_ = pointers
+        case = Case(members, steps, batch, strides[0], strides[1], mid is not None, initial is not None)
+        arch = plan.arch(device_of(device.index))
+        looked = magnitudes(ready.stages, case, matrices, (given, mid, initial), device, arch)
+        fields += looked.parts
     else:
         fields += [0, 0, 0]
     block = (ctypes.c_int64 * len(fields))(*fields)

@@ -1,13 +1,15 @@
 // The transition on the tensor cores, for batches: the same ring of stages as cluster.cu, products by mma.sync.
 //
-// fp32 numbers are held as two bf16 parts (16 bits of mantissa) and a product is three: high·high, high·low and
-// low·high, summed in fp32; with BF16 the weights have only their high part, the state keeps both. Vectors are
-// cut into tiles of 16 elements, dealt to the blocks of the cluster. A block has two kinds of warps:
+// fp32 numbers are scaled by a power of two and held as two fp16 parts (22 bits of mantissa), and a product is three:
+// high·high, high·low and low·high, summed in fp32; with BF16 the weights have only their high part, the state keeps
+// both. How a vector is scaled is said at `Range` below. Vectors are cut into tiles of 16 elements, dealt to the blocks
+// of the cluster. A block has several kinds of warps:
 // - MGROUPS x KGROUPS warps multiply: a warp owns output tiles mg, mg + MGROUPS, ... and multiplies the inner tiles
 //   kg, kg + KGROUPS, ...; it leaves its sums in shared memory and goes on to the next task.
 // - FINISHERS warps add the sums of a tile (16 outputs x 8 batch rows) up, apply the unit and send the result to
 //   every block. They have few registers; the multiplying warps, which hold the weights, have theirs. A finisher has
 //   the same tile of every GAP-th task and reads what stands beside its next sums while this tile is on its way.
+// - SCALERS warps compute scales, where they change.
 // A cluster may serve several STREAMS of ROWS rows each, one after the other in every stage: a task is a stage of
 // one stream, so that one stream multiplies while another is finished and travels.
 // A state vector lies in shared memory in the order in which mma.sync wants its second operand, so that a lane
@@ -22,18 +24,28 @@
 //         STREAMS THROUGH_L2 BACKWARD HAS_RESET HAS_GRAD_MID BF16
 #include "common.cuh"
 #include "params.cuh"
+#include "halves.cuh"
+#include "parts.cuh"
 CONST int kept(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }   // inner rounds held in registers
 
-constexpr int WARPS = MGROUPS * KGROUPS, THREADS = 32 * (WARPS + FINISHERS);
+CONST bool bounded(int s) { return !BACKWARD && unit(s) != RELU && unit(s) != IDENTITY; }
+CONST bool all_bounded() { for (int s = 0; s < DEPTH; s++) if (!bounded(s)) return false; return true; }
+constexpr bool SCALED = !all_bounded();       // whether vectors need scales that change
+constexpr bool MIXED = MATRICES > DEPTH;      // whether a stage multiplies vectors of different scales
+constexpr int SCALERS = SCALED ? 4 : 0;       // warps that compute them, each for some streams
+constexpr int WARPS = MGROUPS * KGROUPS, THREADS = 32 * (WARPS + FINISHERS + SCALERS);
 // Registers are lent between warpgroups (of four warps) where a block has more than two.
 constexpr bool LEND = THREADS > 256 && WARPS % 4 == 0;
-constexpr int EACH = 65536 / THREADS / 8 * 8, FINISHER_REGS = FINISHERS > 4 ? 48 : 56;
-constexpr int MULTIPLIER_REGS = (EACH * (THREADS / 128) - FINISHER_REGS * (FINISHERS / 4)) / up(WARPS, 4) / 8 * 8;
+constexpr int EACH = 65536 / THREADS / 8 * 8, FINISHER_REGS = FINISHERS > 4 || SCALED ? 48 : 56, SCALER_REGS = 32;
+constexpr int OTHERS = FINISHER_REGS * (FINISHERS / 4) + SCALER_REGS * (SCALERS / 4);
+constexpr int MOST_REGS = (EACH * (THREADS / 128) - OTHERS) / up(WARPS, 4) / 8 * 8, MULTIPLIER_REGS = MOST_REGS < 248 ? MOST_REGS : 248;
 static_assert(FINISHERS % 4 == 0, "a whole warpgroup");
 constexpr int PARTS = BF16 ? 1 : 2;                                // of a weight
 constexpr int ENTRY = 16;                                          // bytes of a lane in a state tile: two parts
 constexpr int TAIL = ROWS - 8 * (NTILES - 1);                      // batch rows of the last tile
 CONST int tiles(int s) { return up(size(s), 16); }
+CONST int widest_vector() { int n = 0; for (int s = 0; s < DEPTH; s++) n = size(s) > n ? size(s) : n; return n; }
+constexpr int PIECES = up(widest_vector(), 8);   // of a matrix that largest.cu looks at
 CONST int most(int s) { return up(tiles(s), CLUSTER); }            // output tiles of a block
 CONST int mine(int s) { return up(most(s), MGROUPS); }             // output tiles of a warp
 CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = mine(s) > n ? mine(s) : n; return n; }
@@ -58,8 +70,14 @@ CONST int copies(int s) {
   return DEPTH == 1 ? 2 : 1;
 }
 CONST int vector_bytes(int s) { return tiles(s) * NTILES * 32 * ENTRY; }
+// Tables after the barriers: of each stage the weights' scale, of each matrix how much larger than its source a sum can
+// become; of each vector and batch row what undoes its source's scale and its own scale (of up to four steps), and its
+// largest number (of two); and what the multiplying warps saw of the vector that a stream is at.
+constexpr int COLUMNS = NTILES * 8, EACH_TABLE = STREAMS * DEPTH * COLUMNS * 4;
+constexpr int FACTORS = up((16 * DEPTH + 8) * STREAMS, 128) * 128, SCALES = FACTORS + up(DEPTH + MATRICES, 4) * 16;
+constexpr int MOSTS = SCALES + 8 * EACH_TABLE, SEEN = MOSTS + 2 * EACH_TABLE, TABLES_END = SEEN + STREAMS * NTILES * KGROUPS * 128;
 CONST int vector_offset(int s) {
-  int n = up((16 * DEPTH + 8) * STREAMS, 128) * 128;
+  int n = up(TABLES_END, 128) * 128;
   for (int i = 0; i < s; i++) n += STREAMS * copies(i) * vector_bytes(i);
   return n;
 }
@@ -116,11 +134,62 @@ template <int S> INLINE int tile_count(const Thread& th) {
 }
 template <int S> INLINE bool idle(const Thread& th) { return th.mg >= tile_count<S>(th); }
 
+// Range. fp16 ends at 2^16 and tells numbers below 2^-14 apart by 2^-24 only, so that a number of two parts has 22 bits of
+// mantissa while its vector's largest lies between, say, 2^-2 and 2^15. Weights are scaled by the largest sum of a row.
+// Outputs of bounded units need no more than a constant. Gradients and unbounded outputs can be anything: each batch row
+// of a vector has a scale of its own, by a bound that every block computes alike: how large the vectors were that it
+// comes from (the multiplying warps look, every block has all of them), by how much products can be larger than those,
+// and what is added (`largest.cu` has looked at it beforehand). A scale is wanted with the sums: warps that do nothing
+// else compute it a stage ahead, so that the last product counts with a bound too. Together such bounds are some 2^10 too
+// large, and there is room for it.
+template <int S> INLINE float factor(const Thread& th) {
+  float x[1];
+  load_shared<1>(x, th.base + FACTORS + 4 * S);
+  return x[0];
+}
+// What a warp adds up of a vector must stay within fp16 too: by so many powers of two numbers stay below its end.
+constexpr bool ADDED = STREAMS <= 2;
+CONST int margin() {
+  int most = 1, n = 0;
+  for (int j = 0; j < MATRICES; j++) most = 2 * rounds(j) > most ? 2 * rounds(j) : most;
+  while (1 << n < most) n++;
+  return SCALED && ADDED ? n : 0;
+}
+constexpr float STEADY = (float)(16384 >> margin());   // the scale of outputs of bounded units
+template <int S> INLINE u32 in_scales(const Thread& th, int q, int step, int n) {
+  return th.base + SCALES + (((q * DEPTH + S) * 4 + (step & 3)) * COLUMNS + n) * 8;
+}
+template <int S> INLINE u32 in_mosts(const Thread& th, int q, int step, int n) {
+  return th.base + MOSTS + (((q * DEPTH + S) * 2 + (step & 1)) * COLUMNS + n) * 4;
+}
+// The scale of batch row n of vector S. Before the first step it depends on what is given.
+template <int S> INLINE float scale_of(const Thread& th, int q, int step, int n) {
+  if (!SCALED && step >= 0) return STEADY;
+  float x[1];
+  load_shared<1>(x, in_scales<S>(th, q, step, n) + 4);
+  return x[0];
+}
+template <int S> INLINE void set_scale(const Thread& th, int q, int step, int n, float of_source, float own) {
+  u32 at = in_scales<S>(th, q, step, n);
+  store_shared(at, inverse(of_source));
+  store_shared(at + 4, own);
+}
+// Of the two batch rows of tile n that a lane of a multiplying warp has sums of.
+template <int S> INLINE void load_pair(const Thread& th, float (&x)[2], int q, int step, int n) {
+  x[0] = x[1] = STEADY;
+  if (!SCALED && step >= 0) return;
+  float w[4];
+  load_shared<4>(w, in_scales<S>(th, q, step, n * 8 + th.lane % 4 * 2));
+  x[0] = w[1], x[1] = w[3];
+}
+INLINE float scale_by(float most) { return power(shift_of(__float_as_uint(most)) - margin()); }
+
 // Tiles of matrix J in a row, KGROUPS apart: the lane's eight places in the next one are moved on by one addition each.
 // Computed anew for every number, they took most of the time in which a launch begins.
 struct Walk {
   const float* at[8];   // element i and the one beside it: 2i, 2i + 1
   i64 ahead;
+  float scale;
   int row, k;
   bool real;
 };
@@ -135,6 +204,7 @@ template <int J> INLINE Walk walk(const Params& p, const Thread& th, int m) {
 #pragma unroll
   for (int i = 0; i < 8; i++) w.at[i] = first + (i / 2 % 2 * 8) * rs + (i / 4 * 8 + i % 2) * cs;
   w.ahead = KGROUPS * 16 * cs;
+  w.scale = factor<S>(th);
   return w;
 }
 // The next 16 x 16 tile as the lane's four registers, in PARTS parts.
@@ -148,8 +218,8 @@ template <int J> INLINE void fragment(const Thread& th, Walk& w, u32 (&out)[PART
     bool here = real && (WHOLE || w.row + i % 2 * 8 < size(S));
     float x = here && (WHOLE || column + i / 2 * 8 < size(Q)) ? *w.at[2 * i] : 0.0f;
     float y = here && (WHOLE || column + i / 2 * 8 + 1 < size(Q)) ? *w.at[2 * i + 1] : 0.0f;
-    if constexpr (PARTS == 2) split(x, y, out[0][i], out[PARTS - 1][i]);
-    else out[0][i] = pack(x, y);
+    if constexpr (PARTS == 2) two_parts(x * w.scale, y * w.scale, out[0][i], out[PARTS - 1][i]);
+    else out[0][i] = halves(bf16_low(bf16_bits(x)) * w.scale, bf16_low(bf16_bits(y)) * w.scale);
     w.at[2 * i] += w.ahead;
     w.at[2 * i + 1] += w.ahead;
   }
@@ -187,7 +257,11 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u3
   }
 }
 
-template <int J, int S> INLINE void product(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step) {
+// `seen` becomes something that none of the magnitudes which the lane reads exceeds, where it is wanted: the largest of
+// them, or their sum. That is twice as many instructions, but none that others wait for: better where one stream or two
+// are a chain, worse where the multiplying warps are always busy.
+template <int J, bool LOOK, int S>
+INLINE void product(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step, u32 (&seen)[NTILES]) {
   constexpr int Q = source_of(J), M = mine(S), KEPT = kept(J), ALL = rounds(J);
   constexpr int REG = reg_offset(J);
   u32 vec = vector_of<Q>(th, q, step) + th.lane * ENTRY;
@@ -212,6 +286,8 @@ template <int J, int S> INLINE void product(const Thread& th, const u32 (&reg)[N
       for (int n = 0; n < NTILES; n++) {
         u32 b[4];
         load_words(b, (n == NTILES - 1 ? tail : vec) + (k * NTILES + n) * (32 * ENTRY));
+        if constexpr (LOOK && ADDED) seen[n] = plus_magnitudes(plus_magnitudes(seen[n], b[0]), b[1]);
+        if constexpr (LOOK && !ADDED) seen[n] = larger(larger(seen[n], b[0]), b[1]);
 #pragma unroll
         for (int m = 0; m < M; m++) {
           if constexpr (PARTS == 2) multiply_add(acc.d[m][n][KINDS - 1], a[m][PARTS - 1], b[0], b[1]);
@@ -223,6 +299,12 @@ template <int J, int S> INLINE void product(const Thread& th, const u32 (&reg)[N
   }
 }
 
+// What the warp's lanes saw of a vector: lanes 4c to 4c + 3 of batch row c.
+INLINE void leave_seen(const Thread& th, const u32 (&seen)[NTILES], int q) {
+#pragma unroll
+  for (int n = 0; n < NTILES; n++)
+    if (th.mg == 0) store_shared(th.base + SEEN + (((q * NTILES + n) * KGROUPS + th.kg) * 32 + th.lane) * 4, __uint_as_float(seen[n]));
+}
 template <int Q> INLINE u32 barrier_of(u32 base, int q, int step) { return base + ((q * DEPTH + Q) * 2 + (step & 1)) * 8; }
 template <int Q> INLINE void await(const Thread& th, int q, int step) {
   if (step >= 0) barrier_wait(barrier_of<Q>(th.base, q, step), (step >> 1) & 1);
@@ -237,13 +319,46 @@ template <int S> INLINE void rearm(const Thread& th, int q, int step) {
   if (th.number % AT_ONCE == 0 && th.lane == 0 && from >= 0)
     barrier_expect(barrier_of<before(S)>(th.base, q, from), arriving<before(S)>(th, q));
 }
+CONST bool is_early(int j, int s) { return stage_of(j) == s && source_of(j) != before(s); }
+CONST int early_before(int j, int s) { int found = -1; for (int i = 0; i < j; i++) if (is_early(i, s)) found = i; return found; }
+// Sums of vector FROM's product to the scale of vector TO, whose product follows. Mostly they are the same.
+template <int FROM, int TO, int S> INLINE void rescale(const Thread& th, Sums<S>& acc, int q, int step_from, int step_to) {
+#pragma unroll
+  for (int n = 0; n < NTILES; n++) {
+    float now[2], was[2];
+    load_pair<TO>(th, now, q, step_to, n);
+    load_pair<FROM>(th, was, q, step_from, n);
+    if (!any_lane(now[0] != was[0] || now[1] != was[1])) continue;
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      float ratio = ratio_of(now[c], was[c]);
+#pragma unroll
+      for (int m = 0; m < mine(S); m++)
+#pragma unroll
+        for (int k = 0; k < KINDS; k++) {
+          acc.d[m][n][k][c] *= ratio;
+          acc.d[m][n][k][2 + c] *= ratio;
+        }
+    }
+  }
+}
+// Vectors of this step, or of the one before, that stage S multiplies. Shortcuts begin with the step before.
 template <int S, int J = 0> INLINE void early(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step) {
   if constexpr (J < MATRICES) {
-    if constexpr (stage_of(J) == S && source_of(J) != before(S)) {
+    if constexpr (is_early(J, S)) {
+      constexpr int I = early_before(J, S);
+      static_assert(source_of(J) >= S, "of the step before");
       // No need to wait: the stage after the source's, in which it was critical, has done so.
-      product<J>(th, reg, acc, q, source_of(J) >= S ? step - 1 : step);
+      if constexpr (I >= 0)
+        if (SCALED || step == 0) rescale<source_of(I), source_of(J)>(th, acc, q, step - 1, step - 1);
+      u32 none[NTILES];
+      product<J, false>(th, reg, acc, q, step - 1, none);
     }
     early<S, J + 1>(th, reg, acc, q, step);
+  } else {   // scales are known a stage ahead: while the vector travels
+    constexpr int I = early_before(MATRICES, S);
+    if constexpr (I >= 0)
+      if (SCALED || step == 0) rescale<source_of(I), before(S)>(th, acc, q, step - 1, S == 0 ? step - 1 : step);
   }
 }
 template <int S, int J = 0> INLINE void critical(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step) {
@@ -251,7 +366,9 @@ template <int S, int J = 0> INLINE void critical(const Thread& th, const u32 (&r
     if constexpr (stage_of(J) == S && source_of(J) == before(S)) {
       int from = S == 0 ? step - 1 : step;
       await<source_of(J)>(th, q, from);
-      product<J>(th, reg, acc, q, from);
+      u32 seen[NTILES] = {};
+      product<J, SCALED>(th, reg, acc, q, from, seen);
+      if constexpr (SCALED) leave_seen(th, seen, q);
     }
     critical<S, J + 1>(th, reg, acc, q, step);
   }
@@ -399,21 +516,86 @@ template <int S> INLINE Way way_of(const Thread& th, const Task& it, int q, int 
 template <int S> INLINE bool is_sent(const Params& p, int step) {
   return S < DEPTH - 1 || step < (int)p.steps - 1 || (BACKWARD && p.output_initial);
 }
+// The largest number that is added to the sums of row n in stage S.
+template <int S> INLINE float most_beside(const Params& p, const Thread& th, int q, int step, int n) {
+  constexpr int l = layer(S);
+  if constexpr (bounded(S) || (BACKWARD && l < DEPTH - 1 && !HAS_GRAD_MID)) return 0.0f;
+  if (n >= rows_of(th, q) || step >= (int)p.steps) return 0.0f;
+  const float* first = p.most_input + ((th.member * p.steps + time_of(p, step)) * p.batch + th.row0 + q * ROWS) * DEPTH;
+  return first[n * DEPTH + l];
+}
+// The largest number of batch row lane % 8 of tile nt of the vector that a stream is at, scaled: by four lanes together.
+INLINE float seen_of(const Thread& th, int q, int nt) {
+  u32 at = th.base + SEEN + (q * NTILES + nt) * KGROUPS * 128 + th.lane % 8 * 16, most = 0;
+#pragma unroll
+  for (int i = 0; i < KGROUPS; i += 4) {
+    u32 w[4];
+    int k = i + th.lane / 8;
+    if (i + 3 >= KGROUPS && k >= KGROUPS) continue;
+    load_words(w, at + k * 128);
+    most = larger(larger(most, w[0]), w[1]);
+    most = larger(larger(most, w[2]), w[3]);
+  }
+  most = larger(most, __shfl_xor_sync(0xffffffffu, most, 8));
+  most = larger(most, __shfl_xor_sync(0xffffffffu, most, 16));
+  float x, y;
+  widen(most, x, y);
+  return fmaxf(x, y);
+}
+// No number of row n of vector S exceeds constant + growth times the largest of the vector before it + late times that of
+// vector LATE, which is among its shortcuts' and not yet known.
+struct Bound { float constant, growth, late; };
+template <int S, int LATE = -1, int J = 0> INLINE Bound bound(const Thread& th, float beside, int q, int step, int n) {
+  if constexpr (bounded(S)) return {1.0f, 0.0f, 0.0f};
+  if constexpr (J == MATRICES) {
+    return {beside, 0.0f, 0.0f};
+  } else {
+    Bound b = bound<S, LATE, J + 1>(th, beside, q, step, n);
+    if constexpr (stage_of(J) == S) {
+      float g[1], most[1];
+      load_shared<1>(g, th.base + FACTORS + 4 * (DEPTH + J));
+      if constexpr (is_early(J, S) && source_of(J) == LATE) {
+        b.late = g[0];
+      } else if constexpr (is_early(J, S)) {
+        load_shared<1>(most, in_mosts<source_of(J)>(th, q, step - 1, n));
+        b.constant += g[0] * most[0];
+      } else {
+        b.growth = g[0];
+      }
+    }
+    if (J == 0 && BACKWARD && unit(S) == SIGMOID) b.constant *= 0.25f, b.growth *= 0.25f, b.late *= 0.25f;
+    return b;
+  }
+}
+// What brings sums of a tile back, and its values out of reach of fp16's ends. Scales that change are known with the sums.
+struct Scales { float weights, vector, own; };
+template <int S> INLINE Scales steady_scales(const Thread& th, const Task& it, int q, int step) {
+  Scales s = {inverse(factor<S>(th)), 1.0f / STEADY, STEADY};
+  if (SCALED) return s;
+  if (S == 0 && step == 0) s.vector = inverse(scale_of<DEPTH - 1>(th, q, -1, it.nt * 8 + column_of(th)));
+  s.vector *= s.weights;   // they are of like size
+  return s;
+}
 // Unit and exchange of one tile; a and g are what was read beside it, and g becomes its values.
 template <int S>
-INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, const float* a, float* g, int q, int step) {
+INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Scales by, const float* a, float* g, int q, int step) {
   int tile = first_tile<S>(th) + it.local, n = it.nt * 8 + column_of(th), e = tile * 16 + even_row(th);
   float v[4], y[4];
+  if (SCALED) {
+    float x[2];
+    load_shared<2>(x, in_scales<S>(th, q, step, n));
+    by.vector = x[0], by.own = x[1];
+  }
   total<S>(th, it, q, v);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    float x = v[i] + a[i];
+    float x = (SCALED ? v[i] * by.weights : v[i]) * by.vector + a[i];
     y[i] = BACKWARD ? x * slope<unit(S)>(g[i]) : activate<unit(S)>(x);
     if (!inside<S>(e + within(i))) y[i] = 0.0f;
   }
   u32 words[4];
-  split(y[0], y[1], words[0], words[2]);
-  split(y[2], y[3], words[1], words[3]);
+  two_parts(y[0] * by.own, y[1] * by.own, words[0], words[2]);
+  two_parts(y[2] * by.own, y[3] * by.own, words[1], words[3]);
   if (is_sent<S>(p, step) && n < sent_of(th, q)) {
     if (THROUGH_L2) store_words(leaving<S>(th, j) + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
     else send_tile<S>(th, it, share(S, j), tile, words, q, step);
@@ -512,11 +694,14 @@ template <int S> INLINE void finish_task(const Params& p, const Thread& th, cons
 #pragma unroll
     for (int j = 0; j < N; j++) way[j] = way_of<S>(th, task<S>(th, j), q, step);
   u32 bar = barrier_of<S>(th.base, q, step);
+  Scales by[N];
+#pragma unroll
+  for (int j = 0; j < N; j++) by[j] = steady_scales<S>(th, task<S>(th, j), q, step);
   barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
 #pragma unroll
   for (int j = 0; j < N; j++) {
     Task it = task<S>(th, j);
-    if (it.real) finish<S>(p, th, it, j, beside.a + 4 * j, beside.g + 4 * j, q, step);
+    if (it.real) finish<S>(p, th, it, j, by[j], beside.a + 4 * j, beside.g + 4 * j, q, step);
   }
   bool sent = is_sent<S>(p, step);
   if (sent) {
@@ -569,10 +754,11 @@ INLINE void finish_initial(const Params& p, const Thread& th, int q) {
     int n = it.nt * 8 + column_of(th), e = (first_tile<0>(th) + it.local) * 16 + even_row(th);
     float v[4];
     total<0>(th, it, q, v);
+    float back = inverse(factor<0>(th)), scale = inverse(scale_of<DEPTH - 1>(th, q, (int)p.steps - 1, n));
 #pragma unroll
     for (int i = 0; i < 4; i++)
       if (it.part == 0 && n < rows_of(th, q) && inside<0>(e + within(i)))
-        p.output_initial[(th.member * p.batch + th.row0 + q * ROWS + n) * HIDDEN + e + within(i)] = v[i];
+        p.output_initial[(th.member * p.batch + th.row0 + q * ROWS + n) * HIDDEN + e + within(i)] = v[i] * back * scale;
   }
 }
 INLINE void finish_all(const Params& p, const Thread& th) {
@@ -595,8 +781,83 @@ INLINE void finish_all(const Params& p, const Thread& th) {
     for (; now.step == (int)p.steps && now.stage == 0; now = after(now)) finish_initial(p, th, now.q);
 }
 
+// ---- warps that compute scales
+
+// How large the vector was that stage S multiplied, and from that the scale of the vector after S's own. All that can be
+// is read before that is known.
+template <int S> INLINE void scale_stage(const Params& p, const Thread& th, int step) {
+  if constexpr (S < DEPTH) {
+    constexpr int N = S == DEPTH - 1 ? 0 : S + 1;
+    int from = S == 0 ? step - 1 : step, then = S == DEPTH - 1 ? step + 1 : step;
+#pragma unroll 1
+    for (int i = th.number - FINISHERS; i < STREAMS * NTILES; i += SCALERS) {
+      int q = i / NTILES, nt = i % NTILES, n = nt * 8 + th.lane % 8;
+      constexpr int LATE = S == DEPTH - 1 || S == 0 ? before(S) : -1;   // what is looked at here may be a shortcut's
+      Bound own = bound<S>(th, most_beside<S>(p, th, q, step, n), q, step, n);
+      Bound next = bound<N, LATE>(th, most_beside<N>(p, th, q, then, n), q, then, n);
+      float back = inverse(scale_of<before(S)>(th, q, from, n)), own_scale = scale_of<S>(th, q, step, n), scale = own_scale;
+      barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
+      if (!is_sent<S>(p, step)) continue;
+      float seen = seen_of(th, q, nt) * back;
+      if (MIXED) store_shared(in_mosts<before(S)>(th, q, from, n), seen);
+      float most = next.constant + next.late * seen + next.growth * (own.constant + own.growth * seen);
+      // No scale is out of reach of the one before it: sums of one are brought to the other.
+      if (MIXED) most = fmaxf(most, inverse(scale) * power(15 - 84 / max(DEPTH - 1, 1)));
+      float reach = most * scale;   // the scale that is there serves where it can
+      if (!(reach >= 32.0f && reach < 32768 >> margin())) scale = scale_by(most);
+      set_scale<N>(th, q, then, n, own_scale, bounded(N) ? STEADY : scale);
+      __syncwarp();
+      if (th.lane == 0) barrier_arrive(barrier_of<S>(th.base, q, step));
+    }
+    scale_stage<S + 1>(p, th, step);
+  }
+}
+INLINE void scale_all(const Params& p, const Thread& th) {
+#pragma unroll 1
+  for (int step = 0; step < (int)p.steps; step++) scale_stage<0>(p, th, step);
+}
+
+// The largest number of row n of vector S before the first step.
+template <int S> INLINE float most_initial(const Params& p, const Thread& th, int q, int n) {
+  bool given = BACKWARD ? p.initial != nullptr : S == DEPTH - 1;
+  i64 row = th.member * p.batch + th.row0 + q * ROWS + n;
+  return given && n < rows_of(th, q) ? p.most_initial[row * DEPTH + layer(S)] : 0.0f;
+}
+// The weights' scale of stage S, and how much larger than its source a sum of each of its matrices can become.
+template <int S> INLINE void set_up_factors(const Params& p, const Thread& th) {
+  float most = 0.0f;
+#pragma unroll
+  for (int j = 0; j < MATRICES; j++) {
+    if (stage_of(j) != S) continue;
+    float own = 0.0f;
+#pragma unroll
+    for (int i = th.lane; i < PIECES; i += 32) own = fmaxf(own, p.most_weights[(th.member * MATRICES + j) * PIECES + i]);
+#pragma unroll
+    for (int i = 16; i; i /= 2) own = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, i));
+    most = fmaxf(most, own);
+    if (th.lane == 0) store_shared(th.base + FACTORS + 4 * (DEPTH + j), own);
+  }
+  if (th.lane == 0) store_shared(th.base + FACTORS + 4 * S, scale_by(most));
+}
+// The scale of the first vector that is made: what comes before it is known.
+INLINE void set_up_first_scale(const Params& p, const Thread& th) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < STREAMS * COLUMNS; i += THREADS) {
+    int q = i / COLUMNS, n = i % COLUMNS;
+    Bound b = bound<0>(th, most_beside<0>(p, th, q, 0, n), q, 0, n);
+    float most = b.constant + b.growth * most_initial<DEPTH - 1>(p, th, q, n);
+    set_scale<0>(th, q, 0, n, scale_of<DEPTH - 1>(th, q, -1, n), bounded(0) ? STEADY : scale_by(most));
+  }
+}
 template <int S> INLINE void set_up(const Params& p, const Thread& th) {
   if constexpr (S < DEPTH) {
+    if ((int)threadIdx.x / 32 == S % (THREADS / 32)) set_up_factors<S>(p, th);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < STREAMS * COLUMNS; i += THREADS) {
+      float most = most_initial<S>(p, th, i / COLUMNS, i % COLUMNS);
+      set_scale<S>(th, i / COLUMNS, -1, i % COLUMNS, 1.0f, scale_by(most));
+      store_shared(in_mosts<S>(th, i / COLUMNS, -1, i % COLUMNS), most);
+    }
     // Only what the first step finds of the step before it: elsewhere nothing is read before it arrives.
     constexpr int EACH_STREAM = tiles(S) * NTILES * 32, ALL = BACKWARD || S == DEPTH - 1 ? STREAMS * EACH_STREAM : 0;
 #pragma unroll 4
@@ -611,9 +872,10 @@ template <int S> INLINE void set_up(const Params& p, const Thread& th) {
         i64 row = th.row0 + q * ROWS + n, at = BACKWARD ? row * TOTAL + layer_offset(layer(S)) : row * HIDDEN;
         y[w] = given && n < rows_of(th, q) && k < size(S) ? p.initial[th.member * p.initial_member + at + k] : 0.0f;
       }
+      float scale = scale_by(most_initial<S>(p, th, q, n));
       u32 at = vector_of<S>(th, q, -1) + within * ENTRY, w[4];
-      split(y[0], y[1], w[0], w[2]);
-      split(y[2], y[3], w[1], w[3]);
+      two_parts(y[0] * scale, y[1] * scale, w[0], w[2]);
+      two_parts(y[2] * scale, y[3] * scale, w[1], w[3]);
       store_words(at, w[0], w[1], w[2], w[3]);
     }
     if (threadIdx.x == 0) {
@@ -621,7 +883,7 @@ template <int S> INLINE void set_up(const Params& p, const Thread& th) {
         for (int q = 0; q < STREAMS; q++) barrier_init(ready_of(th.base, q), WARPS);
       for (int i = 0; i < 2 * STREAMS; i++) {
         u32 bar = barrier_of<S>(th.base, i / 2, i % 2);
-        barrier_init(bar, 1 + AT_ONCE);
+        barrier_init(bar, 1 + AT_ONCE + (SCALED ? NTILES : 0));
         barrier_expect(bar, arriving<S>(th, i / 2));
       }
     }
@@ -646,15 +908,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid
   th.number = warp - WARPS;
   th.exchange = (u8*)p.exchange + cluster * exchange_offset(DEPTH);
   set_up<0>(p, th);
+  if (SCALED) {
+    __syncthreads();
+    set_up_first_scale(p, th);
+  }
   barrier_fence();
   copy_fence();
   cluster_sync();
   if (warp < WARPS) {
     if constexpr (LEND) more_registers<MULTIPLIER_REGS>();
     multiply_all(p, th);
-  } else {
+  } else if (warp < WARPS + FINISHERS) {
     if constexpr (LEND) fewer_registers<FINISHER_REGS>();
     finish_all(p, th);
+  } else if constexpr (SCALED) {
+    if constexpr (LEND) fewer_registers<SCALER_REGS>();
+    scale_all(p, th);
   }
   cluster_sync();
 #endif

@@ -34,5 +34,5 @@ INLINE int exponent_of(float scale) { return scale == 0.0f ? 0 : (int)(__float_a
 // What sums must be multiplied by when a scale changes.
 INLINE float ratio_of(float now, float before) {
   int e = before == 0.0f ? 0 : exponent_of(now) - exponent_of(before);
-  return e < -126 ? 0.0f : power(e);
+  return e < -126 ? 0.0f : power(min(e, 126));
 }

@@ -20,11 +20,15 @@ UNITS = ("sigmoid", "tanh", "relu", "identity")  # in the order of enum Unit
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block may ask for on Hopper
 REGISTERS = {128: 255, 256: 255, 384: 168, 512: 128}  # what a thread may hold when the block has the SM alone
 TENSOR_CORES = True  # whether "mma" may be chosen
-SPARE = 32  # registers of a multiplying thread that hold no weights or sums
+MOST_JOBS = 40  # of largest.cu, which looks at a launch's numbers beforehand
+SPARE = (32, 24)  # registers of a multiplying thread that hold no weights or sums, without and with scalers
 # How tiles are sent (through L2 or not) and by how many warps: what can be the fastest for one stream, and for several.
 # Eight warps are slower: they leave the multiplying ones too few registers for the weights.
 MANNERS = (((True, 4), (False, 4)), ((True, 4),))
 FINISHER_REGISTERS = {4: 56, 8: 48}  # of a thread of the warps that finish tiles, as in mma.cu
+SCALED_COST = 1.13  # of a kernel whose scales change, beside one whose scales do not
+NARROW_COST = 1.1  # of such a kernel, or one in bf16, with few warps side by side over the inner dimension
+SCALERS, SCALER_REGISTERS = 4, 32  # the warps that compute scales where they change; finishers have 48 then
 # Clusters of each size that 132 processors hold at once (measured on an H200): a cluster lies in one group of
 # processors, and those groups are of unequal size, so that nine is hardly better than sixteen.
 RESIDENT = (66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7)  # for 2, 3, ... 16 blocks
@@ -131,7 +135,7 @@ class Plan:
         if self.path == "mma":
             return (
                 f"cluster of {self.cluster} x {self.threads} threads, {rows} each on the tensor "
-                f"cores in {'bf16' if self.bf16 else 'three bf16 products'}, {self.shared // 1024} KiB shared memory"
+                f"cores in {'bf16' if self.bf16 else 'three fp16 products'}, {self.shared // 1024} KiB shared memory"
             )
         return (
             f"cluster of {self.cluster} x {self.threads} threads, {rows} each, "
@@ -186,6 +190,11 @@ def _make_plan(ring: Ring, batch: int, members: int, bf16: bool, device: Device)
         if best is not None:
             return best
     return generic_plan(ring, batch, members, bf16, device)
+
+
+def unbounded(ring: Ring) -> bool:
+    """Whether some layer's outputs can be of any size."""
+    return any(UNITS[u] in ("relu", "identity") for u in ring.units)
 
 
 def cluster_plans(ring: Ring, batch: int, members: int, bf16: bool, device: Device):
@@ -272,15 +281,18 @@ def mma_plan(
         _up(rows // streams, 8),
         mgroups * kgroups,
     )
-    threads = 32 * (warps + finishers)
+    scalers = SCALERS if ring.backward or unbounded(ring) else 0
+    threads = 32 * (warps + finishers + scalers)
     if ntiles * streams > 16 or threads > 1024:  # a lane's reset marks fill a word
+        return None
+    if 2 * depth + len(ring.stages) > MOST_JOBS:
         return None
     tiles = [_up(n, 16) for n in ring.sizes]
     mine = [_up(_up(n, cluster), mgroups) for n in tiles]
     rounds = [_up(tiles[q], kgroups) for q in ring.sources]
     critical = [q == (s - 1) % depth for s, q in zip(ring.stages, ring.sources, strict=True)]
     sums = max(mine) * ntiles * (4 if ntiles > 2 else 12)
-    budget = _multiplier_registers(warps, finishers) - SPARE - max(sums, 24)
+    budget = _multiplier_registers(warps, finishers, scalers) - SPARE[bool(scalers)] - max(sums, 24)
     kept = [0] * len(rounds)
     whole = [tiles[q] // kgroups for q in ring.sources]  # rounds in which every warp has a tile: those first
     for most in (whole, rounds):
@@ -289,7 +301,10 @@ def mma_plan(
             more = max(0, min(most[j] - kept[j], budget // each))
             kept[j] += more
             budget -= more * each
-    shared = _up((16 * depth + 8) * streams, 128) * 128
+    shared = _up((16 * depth + 8) * streams, 128) * 128  # barriers, and tables of scales
+    shared += _up(depth + len(ring.stages), 4) * 16
+    shared += streams * ntiles * (8 * depth * 10 * 4 + kgroups * 128)
+    shared = _up(shared, 128) * 128
     for s, n in enumerate(tiles):
         doubled = depth == 1 or any(
             q == s and not c for q, c in zip(ring.sources, critical, strict=True)
@@ -305,7 +320,10 @@ def mma_plan(
     if shared > device.shared_limit or min(tiles) < cluster:
         return None
     shape = (cluster, mgroups, kgroups, finishers, rows // streams, streams, through_l2)
-    cost = mma_cost(ring, *shape, parts, kept)
+    # Ranked as in fp32 with bf16 too: fewer products hardly change what is best.
+    cost = mma_cost(ring, *shape, 2, kept) * (SCALED_COST if scalers else 1.0)
+    if kgroups < 4 and (bf16 or scalers):
+        cost *= NARROW_COST
     cost *= _waves(batch, members, rows, cluster, device)
     return Plan(
         "mma", cluster, threads, rows, kept=tuple(kept), shared=shared, bf16=bf16, cost=cost,
@@ -314,13 +332,14 @@ def mma_plan(
     )  # fmt: skip
 
 
-def _multiplier_registers(warps: int, finishers: int) -> int:
-    """What a multiplying thread may hold; whole warpgroups are lent what the finishers do not need."""
-    threads = 32 * (warps + finishers)
+def _multiplier_registers(warps: int, finishers: int, scalers: int) -> int:
+    """What a multiplying thread may hold; whole warpgroups are lent what the others do not need."""
+    threads = 32 * (warps + finishers + scalers)
     most = 65536 // (_up(threads, 128) * 128) // 8 * 8
     if threads > 256 and warps % 4 == 0:
-        pool = most * (threads // 128) - FINISHER_REGISTERS[finishers] * (finishers // 4)
-        most = pool // (warps // 4) // 8 * 8
+        each = FINISHER_REGISTERS[8 if scalers else finishers]
+        pool = most * (threads // 128) - each * (finishers // 4) - SCALER_REGISTERS * (scalers // 4)
+        most = min(pool // (warps // 4) // 8 * 8, 248)
     return min(most, REGISTERS[256])
 
 

@@ -1,9 +1,10 @@
 """Backward in stretches of the sequence: sums over the rows of one stretch are taken beside the loop over the next.
 
 Seven clusters of 13 leave 41 of an H200's 132 processors idle. The loop goes from the last stretch to the first, each
-a launch of its own that begins with what the one before it left in dA, so dA has the same bits as of one launch. The
-sums follow on a second stream, in one wave of blocks, so that none waits for a processor that the loop is about to
-take. For large batches alone: every launch costs time, the host's too.
+a launch of its own that begins with what the one before it left in dA, so dA is that of one launch but for rounding.
+The sums follow on a second stream, in one wave of blocks, so that none waits for a processor that the loop is about to
+take. For large batches alone: every launch costs time. It costs the host's too, unless a CUDA graph is captured: then
+smaller batches gain as well.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Stretch = tuple[int, int]  # first step, one past the last
 MOST = 3  # stretches
 LEAST_FREE = 24  # processors: beside fewer the sums would outlast the loop
 CLOCK = 1980  # cycles a µs
-WORTH, START = 250.0, 28.0  # µs of sums from which on it pays, and of a further launch
+WORTH, START = 250.0, 34.0  # µs of sums from which on it pays without a graph, and of a further launch
 SUM, CUT = 7.9e-9, 2.05e-6  # µs (H200) for each number of a gradient and row, and for cutting a number of dA
 
 
@@ -35,7 +36,9 @@ class Cutting(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def cutting(spec: TransitionSpec, steps: int, batch: int, inner: int, bf16: bool, device: Device) -> Cutting:
+def cutting(
+    spec: TransitionSpec, steps: int, batch: int, inner: int, bf16: bool, device: Device, captured: bool
+) -> Cutting:
     """As many stretches as pay; each as long as the sums of the one before it in the loop take beside it."""
     plan, whole = make_plan(spec, batch, 1, bf16, True, device), Cutting(((0, steps),), 0)
     clusters = -(-batch // plan.rows)
@@ -43,7 +46,9 @@ def cutting(spec: TransitionSpec, steps: int, batch: int, inner: int, bf16: bool
     seen = sum(m for l, m in enumerate(spec.sizes) if l == 0 or spec.shortcuts[l])
     area = spec.total * (inner + 1) + seen * spec.hidden_size + sum(a * b for a, b in pairwise(spec.sizes))
     work = steps * batch * (area * SUM + spec.total * CUT)
-    if plan.path != "mma" or clusters > device.resident(plan.cluster) or free < LEAST_FREE or work < WORTH:
+    if plan.path != "mma" or clusters > device.resident(plan.cluster) or free < LEAST_FREE:
+        return whole
+    if work < WORTH and not captured:
         return whole
     ratio = max(0.5, work * device.processors / free / (steps * plan.cost / CLOCK))
     if ratio > 1.5:
