@@ -200,21 +200,24 @@ def relative(x, y):
     return float((x.double() - y).norm() / y.norm())
 
 
-def device_time(call, repeats=9, inner=5):
-    """Median microseconds by device events; several calls a sample, so that the host stays ahead."""
+def device_time(call, repeats=9):
+    """Median microseconds by device events; in a CUDA graph, so that the host has no part in it."""
     import torch
 
     call()
     torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
     times = []
     for _ in range(repeats):
         a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         a.record()
-        for _ in range(inner):
-            call()
+        graph.replay()
         b.record()
         torch.cuda.synchronize()
-        times.append(a.elapsed_time(b) * 1e3 / inner)
+        times.append(a.elapsed_time(b) * 1e3)
     return sorted(times)[len(times) // 2]
 
 
@@ -321,12 +324,7 @@ def whole_stage(out):
 
         record = {"model": name, "batch": batch, "members": members}
         for what, only in (("forward", True), ("both", False)):
-            run(only)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                run(only)
-            record[what] = device_time(graph.replay) / T
+            record[what] = device_time(partial(run, only)) / T
         rows.append(record)
         print(
             f"{name} B {batch} P {members}: forward {record['forward']:.3f}, both {record['both']:.3f} us a step"

@@ -79,13 +79,13 @@ def compile_point(key: Key) -> tuple[str, float]:
     import torch
     from gpu_stages import Point
 
-    from deeprnn.backends.cuda import launch, nvrtc
+    from deeprnn.backends.cuda import largest, launch, nvrtc
     from deeprnn.backends.cuda.planning import Device
 
     hidden, depth, batch, members, precision, marked, directions = key
     started = time.perf_counter()
     torch.set_num_threads(1)
-    launch.Kernel = _NoKernel  # type: ignore[misc,assignment]
+    launch.Kernel = largest.Kernel = _NoKernel  # type: ignore[misc,assignment]
     launch.device_of = lambda index: Device()  # type: ignore[assignment]
     spec, H, bf16 = Point(hidden, depth).spec, hidden, precision == "bf16"
     W = [torch.zeros(members, m, H) for m in spec.sizes]
