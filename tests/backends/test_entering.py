@@ -311,7 +311,8 @@ def test_a_layer_in_stretches_is_the_whole_but_for_rounding(marked, monkeypatch)
 
     def run():
         outputs = entering.unroll(x, [U1, U2], [b1, b2], h0, [W1, W2], [S2], PAPER, reset, "fp32")
-        return [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]
+        found = torch.autograd.grad(outputs, leaves, upstream)
+        return [*(y.detach() for y in outputs), *found]  # a graph kept alive would tie a capture to this stream
 
     assert entering.splits(x, PAPER)
     whole = run()
@@ -343,6 +344,8 @@ def test_a_layer_with_the_product_of_its_input(backend, marked, batch):
         for s, c in zip((*shapes, (400,), (200,), (400,)), scales, strict=True)
     ]
     reset = torch.rand(40, batch, device="cuda") < 0.05 if marked else None
+    if reset is not None:
+        reset[0] = False  # or the gradient of a lone h0 would be zero, which has no relative error
     x, h0, U1, U2, W1, W2, S2, *b = leaves
     assert entering.serves(x, (U1, U2), b, (h0, W1, W2, S2), spec)
     assert entering.splits(x, spec) == (batch > 1)
