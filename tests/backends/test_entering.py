@@ -312,7 +312,8 @@ def test_a_layer_in_stretches_is_the_whole_but_for_rounding(marked, monkeypatch)
     def run():
         outputs = entering.unroll(x, [U1, U2], [b1, b2], h0, [W1, W2], [S2], PAPER, reset, "fp32")
         found = torch.autograd.grad(outputs, leaves, upstream)
-        return [*(y.detach() for y in outputs), *found]  # a graph kept alive would tie a capture to this stream
+        outputs = [y.detach() for y in outputs]  # a tape kept alive would tie a capture to this stream
+        return [*outputs, *found]
 
     assert entering.splits(x, PAPER)
     whole = run()

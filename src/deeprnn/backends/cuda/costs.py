@@ -54,9 +54,9 @@ def mma_cost(
     ring: Ring, cluster: int, mgroups: int, kgroups: int, finishers: int, rows: int, streams: int,
     through_l2: bool, parts: int, kept: Sequence[int],
 ) -> float:  # fmt: skip
-    """Cycles per step, before the factors of `planning.SCALES_COST`; with them 70 of 75 shapes are within 12 %.
+    """Cycles per step, before the factors of `planning.mma_plan`; with them 72 of 75 shapes are within 12 %, all within 18.
 
-    Least squares over the rows "bf16 parts" of results/bench/h200-sweep-before.jsonl; the factors over h200-sweep.jsonl.
+    Least squares over the rows "bf16 parts" of results/bench/h200-sweep-before.jsonl; factors over h200-sweep.jsonl.
 
     One stream is a chain: product, sums, unit, and the way to the other blocks, which hides the shortcut's
     product. Several streams overlap until the multiplying warps or the finishers are always busy; which of the

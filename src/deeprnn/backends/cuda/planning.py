@@ -26,7 +26,7 @@ SPARE = (32, 24)  # registers of a multiplying thread that hold no weights or su
 # Eight warps are slower: they leave the multiplying ones too few registers for the weights.
 MANNERS = (((True, 4), (False, 4)), ((True, 4),))
 FINISHER_REGISTERS = {4: 56, 8: 48}  # of a thread of the warps that finish tiles, as in mma.cu
-SCALES_COST = (1.04, 1.15)  # what the scales of numbers cost, those that do not change and those that do: a factor
+SCALED_COST = 1.12  # of a kernel whose scales change, beside one whose scales do not
 NARROW_COST = 1.1  # of such a kernel, or one in bf16, with few warps side by side over the inner dimension
 SCALERS, SCALER_REGISTERS = 4, 32  # the warps that compute scales where they change; finishers have 48 then
 # Clusters of each size that 132 processors hold at once (measured on an H200): a cluster lies in one group of
@@ -321,9 +321,11 @@ def mma_plan(
         return None
     shape = (cluster, mgroups, kgroups, finishers, rows // streams, streams, through_l2)
     # Ranked as in fp32 with bf16 too: fewer products hardly change what is best.
-    cost = mma_cost(ring, *shape, 2, kept) * SCALES_COST[bool(scalers)]
+    cost = mma_cost(ring, *shape, 2, kept) * (SCALED_COST if scalers else 1.0)
     if kgroups < 4 and (bf16 or scalers):
         cost *= NARROW_COST
+    # Weights in shared memory are in the way of everything else there.
+    cost *= 1 + (0.25 if streams > 1 else 0.1) * (1 - sum(kept) / sum(rounds))
     cost *= _waves(batch, members, rows, cluster, device)
     return Plan(
         "mma", cluster, threads, rows, kept=tuple(kept), shared=shared, bf16=bf16, cost=cost,
