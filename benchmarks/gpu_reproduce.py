@@ -1,6 +1,6 @@
 """The reproduction inside one short slice of a bare GPU machine: no command-line extras, results as few files.
 
-    DEEPRNN_DATA=data python benchmarks/gpu_reproduce.py --only jsb nottingham --budget 8 --jobs 3 --out out/gpu
+    DEEPRNN_DATA=data python benchmarks/gpu_reproduce.py --only jsb nottingham --budget 8 --out out/gpu
     python benchmarks/gpu_reproduce.py ... --restore out/gpu       # a later slice goes on from there
 
 Needs torch, numpy and safetensors alone. Into --out go `ledger.tar.gz` (entries, renewed after every job, so
@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE / "src"))
 from deeprnn import report  # noqa: E402
 from deeprnn.reproduction.entries import read_entry  # noqa: E402
 from deeprnn.reproduction.plan import find_member, make_plan, wanted  # noqa: E402
-from deeprnn.reproduction.run import Settings, reproduce  # noqa: E402
+from deeprnn.reproduction.run import Settings, default_jobs, reproduce  # noqa: E402
 from deeprnn.training.keeping import homes  # noqa: E402
 from deeprnn.training.session import pick_device  # noqa: E402
 
@@ -46,7 +46,7 @@ class Slice:
         self.out.mkdir(parents=True, exist_ok=True)
         self.work = Path(arguments.work)
         device = str(pick_device(arguments.device))
-        jobs = arguments.jobs or (3 if device.startswith("cuda") else 1)
+        jobs = arguments.jobs or default_jobs(device)
         self.settings = Settings(
             only=tuple(arguments.only), extras=arguments.extras, seeds=arguments.seeds, budget=arguments.budget,
             device=device, jobs=jobs, company=arguments.company, overrides=tuple(arguments.override),
@@ -220,9 +220,9 @@ def main() -> int:
     parser.add_argument(
         "--hard", type=float, default=0.0, help="seconds after which the process ends whatever runs"
     )
-    parser.add_argument("--jobs", type=int, help="populations at once")
+    parser.add_argument("--jobs", type=int, help="populations at once (4 on a GPU)")
     parser.add_argument(
-        "--company", type=int, default=0, help="kernels expected side by side (default: --jobs)"
+        "--company", type=int, default=1, help="kernels that the planner expects side by side"
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--override", nargs="*", default=[], help="field=value or data/model:field=value")
@@ -238,7 +238,6 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.collect:
         return collect(Path(arguments.collect))
-    sys.setswitchinterval(2e-4)  # a thread that only replays graphs must not wait long for one that computes
     return Slice(arguments).run()
 
 

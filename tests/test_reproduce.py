@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import signal
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,8 +24,9 @@ from deeprnn.reproduction import plan as planning
 from deeprnn.reproduction import run as running
 from deeprnn.reproduction.entries import identity, read_entry
 from deeprnn.reproduction.job import Place, enter, run_job
-from deeprnn.reproduction.plan import Job, changed, make_plan, makespan, recipe_for, wanted
+from deeprnn.reproduction.plan import Job, changed, make_plan, recipe_for, wanted
 from deeprnn.reproduction.run import Outcome, Settings, _Runner, reproduce
+from deeprnn.reproduction.times import estimate, makespan, ordered
 from tests.ledger import entry, write
 
 ROOT = Path(__file__).parent.parent
@@ -201,9 +203,54 @@ def test_expected_time_follows_chains_and_workers():
     first, other = Job("a", recipe, expected=10.0), Job("c", recipe_for("jsb/dts"), expected=8.0)
     second = Job("b", recipe_for("jsb/dots"), needs=first, expected=5.0)
     jobs = [second, other, first]
-    assert [j.name for j in planning.ordered(jobs)] == ["a", "c", "b"]
-    assert makespan(jobs, 1) == 23.0
-    assert makespan(jobs, 2) == 15.0
+    assert [j.name for j in ordered(jobs)] == ["a", "c", "b"]
+    for device in ("cpu", "cuda"):
+        assert makespan(jobs, 1, device) == 23.0
+        assert makespan(jobs, 2, device) == 15.0
+
+
+def test_expected_time_has_models_of_small_kernels_alone_on_a_gpu():
+    star, other = (Job(n, recipe_for(n), expected=9.0) for n in ("jsb/dots-star", "musedata/dots-star"))
+    short, long = (Job(n, recipe_for(n), expected=e) for n, e in (("jsb/rnn", 4.0), ("jsb/dts", 10.0)))
+    jobs = [star, short, other, long]
+    assert makespan(jobs, 4, "cpu") == 10.0
+    assert makespan(jobs, 4, "cuda:0") == 10.0 + 9.0 + 9.0
+
+
+def test_a_run_that_was_cut_off_tells_no_time(tmp_path: Path):
+    entries_for(tmp_path, "jsb/rnn", [1], stopped="cut off when 8 minutes had passed")
+    entries_for(tmp_path, "jsb/dts", [1])
+    entries = report.read_ledger(tmp_path)
+    cut, done = make_plan(["jsb/rnn", "jsb/dts"], entries, tmp_path, seeds=2).jobs
+    for job in (cut, done):
+        estimate(job, entries, "cpu")
+    assert (cut.estimate, done.estimate, done.expected) == ("estimated", "recorded", 60.0)
+    assert cut.expected > 0
+
+
+def test_without_a_ledger_one_seed_of_everything_is_expected_to_take_what_it_took(tmp_path: Path):
+    measured = json.loads((ROOT / "results" / "bench" / "h200-one-seed.json").read_text())
+    jobs = make_plan(wanted(), [], tmp_path, seeds=1).jobs
+    assert {job.name for job in jobs} == {job["job"] for job in measured["jobs"]}
+    for job in jobs:
+        estimate(job, [], "cuda")
+    assert makespan(jobs, 4, "cuda") == pytest.approx(measured["total_s"], rel=0.15)
+
+
+def test_on_a_gpu_four_populations_share_it_with_kernels_planned_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("deeprnn.training.session.pick_device", lambda name: "cuda")
+    place = ["--ledger", str(tmp_path), "--runs", str(tmp_path)]
+    assert main(["reproduce", "--plan", "--only", "jsb", *place]) == 0
+    assert "6 populations on cuda, 4 at once" in capsys.readouterr().out
+    company: list[int] = []
+    monkeypatch.setattr(running, "expect_company", company.append)
+    before = sys.getswitchinterval()
+    with running._sharing(Settings(device="cuda", jobs=4)):
+        assert company == [1]
+        assert sys.getswitchinterval() == pytest.approx(running.SWITCH)
+    assert sys.getswitchinterval() == pytest.approx(before)
 
 
 def test_identity_ignores_seed_and_settings_of_absent_layers():
@@ -397,7 +444,7 @@ def script():
 
 def call(folder: Path, name: str, **more) -> argparse.Namespace:
     given = {"only": ["jsb/dts", "jsb/dots"], "extras": False, "seeds": 2, "budget": 5.0, "hard": 0.0, "jobs": 1,
-             "company": 0,
+             "company": 1,
              "device": "cpu", "override": [*TINY], "keep": [], "out": folder / name / "out",
              "work": folder / name / "work", "restore": None, "commit": "0123456789ab", "state_limit": 9.0}  # fmt: skip
     return argparse.Namespace(**{**given, **more})

@@ -24,7 +24,7 @@ class Reproduce:
     device: str = "auto"
     """auto, cpu or cuda"""
     jobs: int | None = None
-    """populations at once (3 on a GPU, 1 on the CPU)"""
+    """populations at once (4 on a GPU, 1 on the CPU)"""
     plan: bool = False
     """show the plan and stop"""
     extras: bool = False
@@ -39,11 +39,11 @@ class Reproduce:
     def run(self) -> int:
         """Plan, run, and print the table."""
         from deeprnn import report
-        from deeprnn.reproduction.run import Settings, describe, plan_of, reproduce
+        from deeprnn.reproduction.run import Settings, default_jobs, describe, plan_of, reproduce
         from deeprnn.training.session import pick_device
 
         device = str(pick_device(self.device))
-        jobs = self.jobs if self.jobs is not None else (3 if device.startswith("cuda") else 1)
+        jobs = self.jobs if self.jobs is not None else default_jobs(device)
         settings = Settings(
             self.only,
             self.extras,

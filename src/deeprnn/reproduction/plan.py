@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
@@ -215,59 +215,3 @@ def find_member(root: Path, recipe_identity: str, seed: int) -> Path | None:
 def _identity_at(home: Path) -> str:
     """Of the recipe in a run folder, which is written once."""
     return identity(load_recipe(home / "recipe.toml"))
-
-
-# ---- how long
-
-UPDATE_COST = {"cuda": 3.0e-4, "cpu": 2.0e-3}
-STEP_COST = {"cuda": 1.2e-5, "cpu": 1.2e-4}
-"""seconds a step of the sequence, forward and backward: on a GPU for a population among others, on a CPU for
-each member; two transition layers"""
-EPOCHS = {"jsb": 50, "nottingham": 85, "musedata": 75, "ptb-char": 20, "ptb-word": 20}
-STEPS = {"jsb": (387, 50), "nottingham": (1166, 200), "musedata": (1478, 200)}
-SYMBOLS = {"ptb-char": 5_059_550, "ptb-word": 929_589}
-
-
-def estimate(job: Job, entries: Iterable[Entry], device: str) -> None:
-    """Fill in a job's expected seconds: from the ledger's own times where it has some, else from a formula."""
-    members = len(job.recipe.seeds) * max(1, len(job.recipe.rates))
-    recorded = [
-        e.seconds * (members if device == "cpu" and e.alone else 1)
-        for e in entries
-        if (e.data, e.recipe.model) == (job.recipe.data.name, job.recipe.model)
-        and str(e.raw["environment"].get("device", "")).startswith(device)
-    ]
-    if recorded:
-        job.expected, job.estimate = sum(recorded) / len(recorded), "recorded"
-        return
-    data, part = job.recipe.data.name, job.recipe.data
-    updates, chunk = STEPS.get(data, (SYMBOLS.get(data, 10**5) // (part.chunk * part.lanes), part.chunk))
-    layers = len(job.recipe.model.hidden) * (1 + len(job.recipe.model.intermediate)) / 2
-    per_epoch = updates * (UPDATE_COST[device] + chunk * STEP_COST[device] * max(layers, 0.75))
-    stop = job.recipe.stop
-    job.expected = (
-        per_epoch * (members if device == "cpu" else 1) * min(stop.epochs or 10**9, EPOCHS.get(data, 50))
-    )
-    job.expected = min(job.expected, 60 * stop.minutes or job.expected)
-    job.estimate = "estimated"
-
-
-def makespan(jobs: Sequence[Job], workers: int) -> float:
-    """Expected seconds of the whole plan with that many jobs at once, started as `ready` starts them."""
-    finish: dict[str, float] = {}
-    free = [0.0] * max(1, workers)
-    for job in ordered(jobs):
-        start = max(min(free), finish.get(job.needs.identity, 0.0) if job.needs else 0.0)
-        free[free.index(min(free))] = finish[job.identity] = start + job.expected
-    return max([0.0, *finish.values()])
-
-
-def ordered(jobs: Sequence[Job]) -> list[Job]:
-    """Longest chain first, a first stage before its second."""
-    remaining: Mapping[str, float] = {j.identity: _chain(j, jobs) for j in jobs}
-    return sorted(jobs, key=lambda j: (-remaining[j.identity], j.needs is not None))
-
-
-def _chain(job: Job, jobs: Sequence[Job]) -> float:
-    after = [_chain(other, jobs) for other in jobs if other.needs is job]
-    return job.expected + max([0.0, *after])

@@ -30,11 +30,14 @@ from deeprnn.errors import UserError
 from deeprnn.recipe import DataPart, Recipe
 from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Place, Say, run_job
-from deeprnn.reproduction.plan import Job, Plan, estimate, make_plan, makespan, ordered, wanted
+from deeprnn.reproduction.plan import Job, Plan, make_plan, wanted
+from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
 
 ROOT = Path("runs/reproduce")
 TICK = 0.5
 """seconds between looks at the clock"""
+SWITCH = 2e-4
+"""seconds between turns: a thread that only replays graphs must not wait long for one that computes"""
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,13 @@ class Settings:
     overrides: tuple[str, ...] = ()
     root: Path = ROOT
     ledger: Path = FOLDER
-    company: int = 0
-    """kernels that the GPU's planner expects side by side; 0: as many as jobs"""
+    company: int = 1
+    """kernels that the GPU's planner expects side by side; at 1 each population's are planned as if alone"""
+
+
+def default_jobs(device: str) -> int:
+    """Populations at once; on a GPU what results/bench/h200-one-seed.json was measured with."""
+    return 4 if device.startswith("cuda") else 1
 
 
 @dataclass
@@ -100,7 +108,7 @@ def describe(plan: Plan, settings: Settings) -> str:
         notes += [f"after {job.needs.name}"] if job.needs else []
         lines.append(f"  {job.name:<{width}}  seeds {seeds:<6}  {minutes(job.expected):>8} ({job.estimate})"
                      f"{'  ' + ', '.join(notes) if notes else ''}")  # fmt: skip
-    lines.append(f"expected: {minutes(makespan(plan.jobs, settings.jobs))} in all")
+    lines.append(f"expected: {minutes(makespan(plan.jobs, settings.jobs, settings.device))} in all")
     if settings.budget:
         lines.append(
             f"budget: {settings.budget:g} minutes; what is not finished then is saved and goes on next time"
@@ -122,10 +130,8 @@ def reproduce(settings: Settings, say: Say = print, entered: Callable[[], None] 
     for name in dict.fromkeys(job.recipe.data.name for job in plan.jobs):
         sources.find(name)  # missing data is an error now, not after an hour
     outcome = Outcome()
-    if settings.device.startswith("cuda"):
-        expect_company(settings.company or settings.jobs)
     if plan.jobs:
-        with _listening() as heard:
+        with _listening() as heard, _sharing(settings):
             _Runner(settings, plan, say, entered, heard, outcome).run()
     return outcome
 
@@ -186,18 +192,8 @@ class _Runner:
             _STOP.event.set()
 
     def _ready(self) -> Job | None:
-        open_jobs = {id(job) for job in (*self.waiting, *self.running.values())}
-        lost = {id(job) for job in self.plan.jobs if job.name in self.outcome.failed}
-        for job in self.waiting:
-            if (job.needs is None or id(job.needs) not in open_jobs | lost) and self._bears(job):
-                return job
-        return None
-
-    def _bears(self, job: Job) -> bool:
-        """Whether the jobs that run leave this one its share of a GPU."""
-        if not self.settings.device.startswith("cuda"):
-            return True
-        return not self.running or not any(j.stepwise for j in (job, *self.running.values()))
+        lost = [job for job in self.plan.jobs if job.name in self.outcome.failed]
+        return next_job(self.waiting, self.running.values(), self.settings.device, lost)
 
     def _ended(self, future: Future[bool], job: Job) -> None:
         error = future.exception()
@@ -255,6 +251,19 @@ def _load(part: DataPart) -> Any:
     from deeprnn.training.session import load_data
 
     return load_data(part)
+
+
+@contextmanager
+def _sharing(settings: Settings) -> Iterator[None]:
+    """Let threads share a GPU: kernels planned for the company, quick turns between threads."""
+    before = sys.getswitchinterval()
+    if settings.device.startswith("cuda"):
+        expect_company(settings.company)
+        sys.setswitchinterval(SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextmanager
