@@ -54,7 +54,7 @@ def mma_cost(
     ring: Ring, cluster: int, mgroups: int, kgroups: int, finishers: int, rows: int, streams: int,
     through_l2: bool, parts: int, kept: Sequence[int],
 ) -> float:  # fmt: skip
-    """Cycles per step, before the factors of `planning.mma_plan`; with them 72 of 75 shapes are within 12 %, all within 18.
+    """Cycles per step, before the factors of `planning.mma_plan`: 72 of 75 shapes are then within 12 %, all within 18.
 
     Least squares over the rows "bf16 parts" of results/bench/h200-sweep-before.jsonl; factors over h200-sweep.jsonl.
 
