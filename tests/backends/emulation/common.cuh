@@ -86,7 +86,7 @@ enum Unit { SIGMOID = 0, TANH = 1, RELU = 2, IDENTITY = 3 };
 template <int U> INLINE float activate(float x) {
   if (U == SIGMOID) return 1.0f / (1.0f + expf(-x));
   if (U == TANH) return tanhf(x);
-  if (U == RELU) return x > 0.0f ? x : 0.0f;
+  if (U == RELU) return x > 0.0f ? x : (x != x ? x : 0.0f);
   return x;
 }
 template <int U> INLINE float slope(float y) {

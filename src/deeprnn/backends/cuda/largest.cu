@@ -8,9 +8,11 @@ struct Rows {
   i64 out_member, out_row;   // out_row 0: not of each row, but of eight at once, and of their sums
   i64 first;                 // block
 };
+constexpr float END = 3.402823466e38f;   // the largest number of fp32
 struct Jobs { Rows list[JOBS]; };
 
-// A warp has a row; blockIdx.y is the member. A NaN is not the largest of anything: it finds its own way.
+// A warp has a row; blockIdx.y is the member. Infinities and NaN are not the largest of anything: they find
+// their own way, or none (-inf before a relu). A sum beyond fp32's end is of numbers that are not.
 extern "C" __global__ void __launch_bounds__(256) largest(const __grid_constant__ Jobs jobs) {
   __shared__ float all[8];
   int j = 0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -24,6 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) largest(const __grid_constant_
 #pragma unroll 8
     for (int k = lane; k < (int)job.length; k += 32) {
       float x = fabsf(from[k * job.column]);
+      x = x <= END ? x : 0.0f;
       most = fmaxf(most, x);
       sum += x;
     }
@@ -40,6 +43,6 @@ extern "C" __global__ void __launch_bounds__(256) largest(const __grid_constant_
   if (summed && threadIdx.x == 0) {
 #pragma unroll
     for (int i = 1; i < 8; i++) sum = fmaxf(sum, all[i]);
-    out[piece] = sum;
+    out[piece] = fminf(sum, END);
   }
 }

@@ -182,7 +182,8 @@ template <int S> INLINE void load_pair(const Thread& th, float (&x)[2], int q, i
   load_shared<4>(w, in_scales<S>(th, q, step, n * 8 + th.lane % 4 * 2));
   x[0] = w[1], x[1] = w[3];
 }
-INLINE float scale_by(float most) { return power(shift_of(__float_as_uint(most)) - margin()); }
+// A bound may lie beyond fp32's end where the numbers do not: they are at most its largest.
+INLINE float scale_by(float most) { return power(shift_of(min(__float_as_uint(most), 0x7f7fffffu)) - margin()); }
 
 // Tiles of matrix J in a row, KGROUPS apart: the lane's eight places in the next one are moved on by one addition each.
 // Computed anew for every number, they took most of the time in which a launch begins.
@@ -320,7 +321,9 @@ template <int S> INLINE void rearm(const Thread& th, int q, int step) {
     barrier_expect(barrier_of<before(S)>(th.base, q, from), arriving<before(S)>(th, q));
 }
 CONST bool is_early(int j, int s) { return stage_of(j) == s && source_of(j) != before(s); }
-CONST int early_before(int j, int s) { int found = -1; for (int i = 0; i < j; i++) if (is_early(i, s)) found = i; return found; }
+// Matrices in the order of their vectors: from one to the next a scale may fall by any amount, but not rise so.
+CONST int turn(int i) { return BACKWARD ? MATRICES - 1 - i : i; }
+CONST int early_before(int i, int s) { int found = -1; for (int k = 0; k < i; k++) if (is_early(turn(k), s)) found = turn(k); return found; }
 // Sums of vector FROM's product to the scale of vector TO, whose product follows. Mostly they are the same.
 template <int FROM, int TO, int S> INLINE void rescale(const Thread& th, Sums<S>& acc, int q, int step_from, int step_to) {
 #pragma unroll
@@ -332,6 +335,7 @@ template <int FROM, int TO, int S> INLINE void rescale(const Thread& th, Sums<S>
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       float ratio = ratio_of(now[c], was[c]);
+      if (bounded(S)) ratio = fminf(ratio, power(84));   // sums of a state beyond all measure: finite, and far enough
 #pragma unroll
       for (int m = 0; m < mine(S); m++)
 #pragma unroll
@@ -343,10 +347,11 @@ template <int FROM, int TO, int S> INLINE void rescale(const Thread& th, Sums<S>
   }
 }
 // Vectors of this step, or of the one before, that stage S multiplies. Shortcuts begin with the step before.
-template <int S, int J = 0> INLINE void early(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step) {
-  if constexpr (J < MATRICES) {
+template <int S, int TURN = 0> INLINE void early(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step) {
+  constexpr int I = early_before(TURN, S);
+  if constexpr (TURN < MATRICES) {
+    constexpr int J = turn(TURN);
     if constexpr (is_early(J, S)) {
-      constexpr int I = early_before(J, S);
       static_assert(source_of(J) >= S, "of the step before");
       // No need to wait: the stage after the source's, in which it was critical, has done so.
       if constexpr (I >= 0)
@@ -354,9 +359,8 @@ template <int S, int J = 0> INLINE void early(const Thread& th, const u32 (&reg)
       u32 none[NTILES];
       product<J, false>(th, reg, acc, q, step - 1, none);
     }
-    early<S, J + 1>(th, reg, acc, q, step);
+    early<S, TURN + 1>(th, reg, acc, q, step);
   } else {   // scales are known a stage ahead: while the vector travels
-    constexpr int I = early_before(MATRICES, S);
     if constexpr (I >= 0)
       if (SCALED || step == 0) rescale<source_of(I), before(S)>(th, acc, q, step - 1, S == 0 ? step - 1 : step);
   }
@@ -524,6 +528,13 @@ template <int S> INLINE float most_beside(const Params& p, const Thread& th, int
   const float* first = p.most_input + ((th.member * p.steps + time_of(p, step)) * p.batch + th.row0 + q * ROWS) * DEPTH;
   return first[n * DEPTH + l];
 }
+// Whether a sequence starts anew in row n, so that what stage S makes of vectors of the step before is dropped.
+template <int S> INLINE bool starts(const Params& p, const Thread& th, int q, int step, int n) {
+  if constexpr (!HAS_RESET || bounded(S) || (BACKWARD && S > 0)) return false;
+  i64 t = BACKWARD ? p.steps - step : step;   // as in `multiply_all`
+  if (n >= rows_of(th, q) || (BACKWARD ? step == 0 && !p.initial : step >= (int)p.steps)) return false;
+  return p.reset[th.member * p.reset_member + t * p.batch + th.row0 + q * ROWS + n];
+}
 // The largest number of batch row lane % 8 of tile nt of the vector that a stream is at, scaled: by four lanes together.
 INLINE float seen_of(const Thread& th, int q, int nt) {
   u32 at = th.base + SEEN + (q * NTILES + nt) * KGROUPS * 128 + th.lane % 8 * 16, most = 0;
@@ -543,15 +554,15 @@ INLINE float seen_of(const Thread& th, int q, int nt) {
   return fmaxf(x, y);
 }
 // No number of row n of vector S exceeds constant + growth times the largest of the vector before it + late times that of
-// vector LATE, which is among its shortcuts' and not yet known.
+// vector LATE, which is among its shortcuts' and not yet known. `anew`: a sequence starts, see `starts`.
 struct Bound { float constant, growth, late; };
-template <int S, int LATE = -1, int J = 0> INLINE Bound bound(const Thread& th, float beside, int q, int step, int n) {
+template <int S, int LATE = -1, int J = 0> INLINE Bound bound(const Thread& th, float beside, bool anew, int q, int step, int n) {
   if constexpr (bounded(S)) return {1.0f, 0.0f, 0.0f};
   if constexpr (J == MATRICES) {
     return {beside, 0.0f, 0.0f};
   } else {
-    Bound b = bound<S, LATE, J + 1>(th, beside, q, step, n);
-    if constexpr (stage_of(J) == S) {
+    Bound b = bound<S, LATE, J + 1>(th, beside, anew, q, step, n);
+    if (stage_of(J) == S && !(anew && (S == 0 || is_early(J, S)))) {
       float g[1], most[1];
       load_shared<1>(g, th.base + FACTORS + 4 * (DEPTH + J));
       if constexpr (is_early(J, S) && source_of(J) == LATE) {
@@ -783,6 +794,11 @@ INLINE void finish_all(const Params& p, const Thread& th) {
 
 // ---- warps that compute scales
 
+// No scale of vectors that one stage multiplies is out of reach of the one before it: sums of one are brought to the other.
+template <int S> INLINE constexpr bool within_reach() { return MIXED && (BACKWARD ? S > 0 : S < DEPTH - 1); }
+INLINE float least_after(float scale) { return inverse(scale) * power(15 - 84 / max(DEPTH - 1, 1)); }
+// What was dropped where a sequence starts anew counts for nothing, be it infinite or NaN.
+INLINE float times(float growth, float most) { return HAS_RESET && growth == 0.0f ? 0.0f : growth * most; }
 // How large the vector was that stage S multiplied, and from that the scale of the vector after S's own. All that can be
 // is read before that is known.
 template <int S> INLINE void scale_stage(const Params& p, const Thread& th, int step) {
@@ -793,16 +809,16 @@ template <int S> INLINE void scale_stage(const Params& p, const Thread& th, int 
     for (int i = th.number - FINISHERS; i < STREAMS * NTILES; i += SCALERS) {
       int q = i / NTILES, nt = i % NTILES, n = nt * 8 + th.lane % 8;
       constexpr int LATE = S == DEPTH - 1 || S == 0 ? before(S) : -1;   // what is looked at here may be a shortcut's
-      Bound own = bound<S>(th, most_beside<S>(p, th, q, step, n), q, step, n);
-      Bound next = bound<N, LATE>(th, most_beside<N>(p, th, q, then, n), q, then, n);
+      bool anew = starts<N>(p, th, q, then, n);
+      Bound own = bound<S>(th, most_beside<S>(p, th, q, step, n), starts<S>(p, th, q, step, n), q, step, n);
+      Bound next = bound<N, LATE>(th, most_beside<N>(p, th, q, then, n), anew, q, then, n);
       float back = inverse(scale_of<before(S)>(th, q, from, n)), own_scale = scale_of<S>(th, q, step, n), scale = own_scale;
       barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
       if (!is_sent<S>(p, step)) continue;
       float seen = seen_of(th, q, nt) * back;
       if (MIXED) store_shared(in_mosts<before(S)>(th, q, from, n), seen);
-      float most = next.constant + next.late * seen + next.growth * (own.constant + own.growth * seen);
-      // No scale is out of reach of the one before it: sums of one are brought to the other.
-      if (MIXED) most = fmaxf(most, inverse(scale) * power(15 - 84 / max(DEPTH - 1, 1)));
+      float most = next.constant + times(next.late, seen) + times(next.growth, own.constant + times(own.growth, seen));
+      if (within_reach<N>() && !(N == 0 && anew)) most = fmaxf(most, least_after(scale));
       float reach = most * scale;   // the scale that is there serves where it can
       if (!(reach >= 32.0f && reach < 32768 >> margin())) scale = scale_by(most);
       set_scale<N>(th, q, then, n, own_scale, bounded(N) ? STEADY : scale);
@@ -821,7 +837,12 @@ INLINE void scale_all(const Params& p, const Thread& th) {
 template <int S> INLINE float most_initial(const Params& p, const Thread& th, int q, int n) {
   bool given = BACKWARD ? p.initial != nullptr : S == DEPTH - 1;
   i64 row = th.member * p.batch + th.row0 + q * ROWS + n;
-  return given && n < rows_of(th, q) ? p.most_initial[row * DEPTH + layer(S)] : 0.0f;
+  if (!given || n >= rows_of(th, q)) return 0.0f;
+  float most = p.most_initial[row * DEPTH + layer(S)];
+  if (BACKWARD && MIXED)   // scales within reach of each other, as later ones are
+#pragma unroll
+    for (int l = 0; l < DEPTH; l++) most = fmaxf(most, p.most_initial[row * DEPTH + l] * power(-60));
+  return most;
 }
 // The weights' scale of stage S, and how much larger than its source a sum of each of its matrices can become.
 template <int S> INLINE void set_up_factors(const Params& p, const Thread& th) {
@@ -844,9 +865,12 @@ INLINE void set_up_first_scale(const Params& p, const Thread& th) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < STREAMS * COLUMNS; i += THREADS) {
     int q = i / COLUMNS, n = i % COLUMNS;
-    Bound b = bound<0>(th, most_beside<0>(p, th, q, 0, n), q, 0, n);
-    float most = b.constant + b.growth * most_initial<DEPTH - 1>(p, th, q, n);
-    set_scale<0>(th, q, 0, n, scale_of<DEPTH - 1>(th, q, -1, n), bounded(0) ? STEADY : scale_by(most));
+    bool anew = starts<0>(p, th, q, 0, n);
+    Bound b = bound<0>(th, most_beside<0>(p, th, q, 0, n), anew, q, 0, n);
+    float first = most_initial<DEPTH - 1>(p, th, q, n), of_first = scale_of<DEPTH - 1>(th, q, -1, n);
+    float most = b.constant + times(b.growth, first);
+    if (within_reach<0>() && !anew && first > 0.0f) most = fmaxf(most, least_after(of_first));
+    set_scale<0>(th, q, 0, n, of_first, bounded(0) ? STEADY : scale_by(most));
   }
 }
 template <int S> INLINE void set_up(const Params& p, const Thread& th) {
