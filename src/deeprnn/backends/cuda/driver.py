@@ -65,6 +65,14 @@ def ensure_context(device: int) -> None:
         check(lib.cuCtxSetCurrent(current), "cuCtxSetCurrent")
 
 
+@lru_cache(maxsize=1)
+def driver_version() -> int:
+    """Of CUDA, as the driver counts: 12030 is 12.3."""
+    version = ctypes.c_int()
+    check(library().cuDriverGetVersion(ctypes.byref(version)), "cuDriverGetVersion")
+    return version.value
+
+
 def index_of(device: torch.device) -> int:
     """A GPU's number; "cuda" alone is the current one."""
     return torch.cuda.current_device() if device.index is None else device.index

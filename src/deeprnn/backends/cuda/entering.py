@@ -20,11 +20,12 @@ from torch.nn import functional as F
 
 from deeprnn.backends import TransitionSpec, autocasts, cuda, one_bias, one_matrix
 from deeprnn.backends.cuda import launch, planning, products, rows, stretches
-from deeprnn.backends.cuda.driver import index_of
+from deeprnn.backends.cuda.driver import driver_version, index_of
 from deeprnn.backends.gradients import runs_of, sorted_gradients, weight_gradients
 
 FEWEST_ROWS = 2048  # below, torch's product of the input is as fast
 FEWEST_LONG_ROWS = 6144  # the same for the gradient of the input
+LOADS_IN_CAPTURE = 12030  # CUDA 12.3: its drivers load kernels while a graph is captured
 DEVICE = "cuda"  # tests without a GPU name another
 
 
@@ -162,7 +163,8 @@ def _cutting(x: Tensor, spec: TransitionSpec, precision: str) -> stretches.Cutti
     if x.device.type != "cuda" or planning._company.size > 1:
         return stretches.Cutting(((0, steps),), 0)
     device = launch.device_of(index_of(x.device))
-    captured = torch.cuda.is_current_stream_capturing()
+    # A capture that follows a plain call needs kernels of its own then, and older drivers load none meanwhile.
+    captured = torch.cuda.is_current_stream_capturing() and driver_version() >= LOADS_IN_CAPTURE
     return stretches.cutting(spec, steps, batch, inner, precision == "bf16", device, captured)
 
 
