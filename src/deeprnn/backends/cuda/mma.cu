@@ -2,8 +2,8 @@
 //
 // fp32 numbers are scaled by a power of two and held as two fp16 parts (22 bits of mantissa), and a product is three:
 // high·high, high·low and low·high, summed in fp32; with BF16 the weights have only their high part, the state keeps
-// both. How a vector is scaled is said at `Range` in mma_products.cuh. Vectors are cut into tiles of 16 elements, dealt to the blocks
-// of the cluster. A block has several kinds of warps:
+// both. How a vector is scaled is said at `Range` in mma_products.cuh. Vectors are cut into tiles of 16 elements, dealt to
+// the blocks of the cluster. A block has several kinds of warps:
 // - MGROUPS x KGROUPS warps multiply: a warp owns output tiles mg, mg + MGROUPS, ... and multiplies the inner tiles
 //   kg, kg + KGROUPS, ...; it leaves its sums in shared memory and goes on to the next task.
 // - FINISHERS warps add the sums of a tile (16 outputs x 8 batch rows) up, apply the unit and send the result to
