@@ -52,7 +52,7 @@ def ffma_cost(
 
 def mma_cost(
     ring: Ring, cluster: int, mgroups: int, kgroups: int, finishers: int, rows: int, streams: int,
-    through_l2: bool, parts: int, kept: Sequence[int],
+    through_l2: bool, kept: Sequence[int],
 ) -> float:  # fmt: skip
     """Cycles per step, before the factors of `planning.mma_plan`: 72 of 75 shapes are then within 12 %, all within 18.
 
@@ -60,7 +60,8 @@ def mma_cost(
 
     One stream is a chain: product, sums, unit, and the way to the other blocks, which hides the shortcut's
     product. Several streams overlap until the multiplying warps or the finishers are always busy; which of the
-    three it is shows gradually, hence the fourth powers.
+    three it is shows gradually, hence the fourth powers. Weights of two parts and three products, for bf16 too: fewer
+    hardly change which shape is best.
     """
     ntiles, chain, multiplying, finishing = _up(rows, 8), 0.0, 0.0, 0.0
     dealt = [_up(_up(n, 16), cluster) for n in ring.sizes]  # tiles of the busiest block
@@ -73,7 +74,7 @@ def mma_cost(
                 inner = _up(ring.sizes[source], 16)
                 apart = max(0, inner - kept[j] * kgroups)
                 critical = source == (s - 1) % len(ring.sizes)
-                work[critical] += own * (8.94 * inner * ntiles * (1 + parts) / 4 + 4.75 * apart * parts)
+                work[critical] += own * (8.94 * inner * ntiles * 3 / 4 + 4.75 * apart * 2)
         received = _up(n, 16) * rows * 64
         away = 304 + 0.031 * received if through_l2 else 0.0702 * received
         away += 44.4 * kgroups + 9.1 * (finishers - 4)

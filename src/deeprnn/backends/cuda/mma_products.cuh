@@ -5,7 +5,7 @@ struct Thread {
   u32 base, rank;
   int lane;
   int mg, kg;       // of a multiplying warp
-  int number;       // of a finisher
+  int number;       // of a finisher; those that compute scales follow
   i64 member;
   u8* exchange;     // the cluster's part of the buffer in global memory
   int row0, left;   // first batch row of this cluster, and how many there are from it on

@@ -320,8 +320,7 @@ def mma_plan(
     if shared > device.shared_limit or min(tiles) < cluster:
         return None
     shape = (cluster, mgroups, kgroups, finishers, rows // streams, streams, through_l2)
-    # Ranked as in fp32 with bf16 too: fewer products hardly change what is best.
-    cost = mma_cost(ring, *shape, 2, kept) * (SCALED_COST if scalers else 1.0)
+    cost = mma_cost(ring, *shape, kept) * (SCALED_COST if scalers else 1.0)
     if kgroups < 4 and (bf16 or scalers):
         cost *= NARROW_COST
     # Weights in shared memory are in the way of everything else there.
