@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE / "src"))
 from deeprnn.backends.cuda.planning import expect_company  # noqa: E402
 from deeprnn.recipe import load_recipe, override  # noqa: E402
 from deeprnn.reproduction.job import SETUP, _on_own_stream  # noqa: E402
-from deeprnn.reproduction.run import _data  # noqa: E402
+from deeprnn.reproduction.run import SWITCH, _data  # noqa: E402
 from deeprnn.reproduction.streams import ConcurrentEngine  # noqa: E402
 from deeprnn.training.loop import Trainer  # noqa: E402
 from deeprnn.training.session import pick_device  # noqa: E402
@@ -106,14 +106,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--jobs", type=int, default=3, help="populations at once")
     parser.add_argument(
-        "--company", type=int, default=0, help="kernels expected side by side (default: --jobs)"
+        "--company", type=int, default=1, help="kernels that the planner expects side by side"
     )
     parser.add_argument("--device", default="auto")
     a = parser.parse_args()
     a.out.parent.mkdir(parents=True, exist_ok=True)
     search = Search(json.loads(a.file.read_text()), a.out, a.minutes, str(pick_device(a.device)))
-    expect_company(a.company or a.jobs)
-    sys.setswitchinterval(2e-4)  # a thread that only replays graphs must not wait long for one that computes
+    expect_company(a.company)
+    sys.setswitchinterval(SWITCH)
     with ThreadPoolExecutor(a.jobs) as pool:
         for future in [pool.submit(search.run_job, n) for n in range(len(search.jobs))]:
             future.result()

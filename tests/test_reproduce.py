@@ -251,6 +251,9 @@ def test_on_a_gpu_four_populations_share_it_with_kernels_planned_for_one(
         assert company == [1]
         assert sys.getswitchinterval() == pytest.approx(running.SWITCH)
     assert sys.getswitchinterval() == pytest.approx(before)
+    with running._sharing(Settings(device="cuda", company=3)):
+        assert company[-1] == 3
+    assert company[-1] == 1, "whoever trains afterwards has the card to itself"
 
 
 def test_identity_ignores_seed_and_settings_of_absent_layers():

@@ -256,14 +256,17 @@ def _load(part: DataPart) -> Any:
 @contextmanager
 def _sharing(settings: Settings) -> Iterator[None]:
     """Let threads share a GPU: kernels planned for the company, quick turns between threads."""
+    if not settings.device.startswith("cuda"):
+        yield
+        return
     before = sys.getswitchinterval()
-    if settings.device.startswith("cuda"):
-        expect_company(settings.company)
-        sys.setswitchinterval(SWITCH)
+    expect_company(settings.company)
+    sys.setswitchinterval(SWITCH)
     try:
         yield
     finally:
         sys.setswitchinterval(before)
+        expect_company(1)
 
 
 @contextmanager
