@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 GRACE = 15.0  # seconds a stage may take beyond its limit to finish the row it is at
+IN_TIME = ("finished", "stopped after", "not begun", "killed after")  # how a stage ends that did not fail
 OVER = 25.0  # seconds of every stage's limit that starting it may take
 
 
@@ -256,8 +257,11 @@ def main() -> None:
             continue
         run_stage(args, name, min(left - GRACE, stages()[name][1]))
         merge(args.out)
-    merge(args.out)
+    ended = {row["name"]: row["ended"] for row in merge(args.out).get("stages", [])}
     print(f"all: {time.perf_counter() - started:.0f} s", flush=True)
+    failed = [f"{n}: {how}" for n, how in ended.items() if not how.startswith(IN_TIME)]
+    if failed:
+        sys.exit("\n".join(failed))  # a stage that failed is no success, though the others have told theirs
     return None
 
 
