@@ -102,10 +102,12 @@ def emulate(
         arguments: list[Any] = [part(given["A"], a, b), first, W, S, cut, spec, bf16, *outs]
         launch.forward(*arguments, plan=plans[0])
     dz = given["dz"] if case.z_gradient else None
+    looked = launch.look(given["dh"], dz, W, S, spec, bf16, reset is not None, plans[1]) if bounds else None
     for a, b in reversed(stretches):
         ins = [part(x, a, b) for x in (given["dh"], dz, h, z)]
         arguments = [*ins, W, S, part(reset, a, b), spec, bf16, part(dA, a, b), None if a else dh0]
-        launch.backward(*arguments, plan=plans[1], after=dA[0, b] if b < T else None)
+        after, found = dA[0, b] if b < T else None, None if looked is None else (looked, a)
+        launch.backward(*arguments, plan=plans[1], after=after, looked=found)
     for p in range(P):
         member = {n: x if n == "reset" else lead(x)[p] for n, x in tensors.items()}
         outputs = {"h": h[p], "z": z[p], "dA": dA[p], "dh0": dh0[p]}

@@ -113,6 +113,8 @@ INLINE unsigned char* at(u32 address, int size, bool own = true) {
 }
 template <int N> INLINE void load_shared(float (&x)[N], u32 address) { memcpy(x, at(address, 4 * N), 4 * N); }
 INLINE void store_shared(u32 address, float x) { memcpy(at(address, 4), &x, 4); }
+INLINE void raise_shared(u32 address, float x) { u32 y, &now = *(u32*)at(address, 4); memcpy(&y, &x, 4); now = now < y ? y : now; }
+constexpr float END = 3.402823466e38f;
 INLINE void load_words(u32 (&x)[4], u32 address) { memcpy(x, at(address, 16), 16); }
 INLINE void touch(const float* p) { volatile float read = *p; (void)read; }
 INLINE void store_words(u32 address, u32 a, u32 b, u32 c, u32 d) { u32 w[4] = {a, b, c, d}; memcpy(at(address, 16), w, 16); }
@@ -187,9 +189,9 @@ INLINE u32 larger(u32 most, u32 pair) {
   memcpy(&r, h, 4);
   return r;
 }
-INLINE u32 plus_magnitudes(u32 sum, u32 pair) {
+INLINE u32 plus_magnitudes(u32 sum, u32 x, u32 y) {
   _Float16 h[2];
-  for (int i = 0; i < 2; i++) h[i] = (_Float16)(half_of(sum, i) + fabsf(half_of(pair, i)));
+  for (int i = 0; i < 2; i++) h[i] = (_Float16)(half_of(sum, i) + (_Float16)(fabsf(half_of(x, i)) + fabsf(half_of(y, i))));
   u32 r;
   memcpy(&r, h, 4);
   return r;

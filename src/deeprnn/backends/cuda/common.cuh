@@ -120,6 +120,7 @@ template <int N> INLINE void more_registers() { asm volatile("setmaxnreg.inc.syn
 template <int N> INLINE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 #endif
 
+constexpr float END = 3.402823466e38f;   // the largest number of fp32
 INLINE void load_words(u32 (&x)[4], u32 at) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
 }
@@ -127,16 +128,20 @@ INLINE void touch(const float* p) { asm volatile("prefetch.global.L2 [%0];" ::"l
 INLINE void store_words(u32 at, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+INLINE void raise_shared(u32 at, float x) {   // to x, where it is less; of numbers that are not negative
+  asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(at), "r"(__float_as_uint(x)) : "memory");
+}
 // d += a b: 16 x 16 times 16 x 8 in fp16, sums in fp32, on the tensor cores.
 INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// A pair of fp16 and the magnitudes of another; and of two pairs the larger magnitudes, the first without signs.
-INLINE u32 plus_magnitudes(u32 sum, u32 pair) {
+// A pair of fp16 and the magnitudes of two others; and of two pairs the larger magnitudes, the first without signs.
+INLINE u32 plus_magnitudes(u32 sum, u32 x, u32 y) {
   u32 r;
-  asm("{.reg .b32 a; abs.f16x2 a, %2; add.rn.f16x2 %0, %1, a;}" : "=r"(r) : "r"(sum), "r"(pair));
+  asm("{.reg .b32 a, b; abs.f16x2 a, %2; abs.f16x2 b, %3; add.rn.f16x2 a, a, b; add.rn.f16x2 %0, %1, a;}"
+      : "=r"(r) : "r"(sum), "r"(x), "r"(y));
   return r;
 }
 INLINE u32 larger(u32 most, u32 pair) {

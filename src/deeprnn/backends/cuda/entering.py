@@ -136,13 +136,16 @@ def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> 
         entered = part(x, a, b), with_bias
         sums.append(products.AllSums(*own, spec.sizes, runs_of(spec.shortcuts), *entered, *shares))
     dA, dh0 = cuda._gradients(h, z, h0)
-    beside = None
+    bf16, beside = precision == "bf16", None
+    # Before anything goes beside the loop: it would take the processors that the loop needs.
+    looked = launch.look(dh, dz, W, S, spec, bf16, marks is not None)
     try:
         for i, (a, b) in enumerate(order):
             beside = Beside(h.device)
             *cut, mine, own = (part(t, a, b) for t in (dh, dz, h, z, marks, dA))
-            given: list[Any] = [*cut, W, S, mine, spec, precision == "bf16", own, None if a else dh0]
-            launch.backward(*given, after=dA[b] if b < len(dA) else None)
+            given: list[Any] = [*cut, W, S, mine, spec, bf16, own, None if a else dh0]
+            found = None if looked is None else (looked, a)
+            launch.backward(*given, after=dA[b] if b < len(dA) else None, looked=found)
             stream = beside.begin()  # the loop leaves processors idle, and nothing here waits for it
             if i == 0:
                 for each in sums:

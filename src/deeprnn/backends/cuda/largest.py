@@ -1,8 +1,8 @@
 """How large the numbers are that mma.cu will meet: numbers in fp16 parts need a scale.
 
-One launch of largest.cu before the loop looks at every matrix, at the vectors before the first step and at what is
-added to sums. What it finds lies in one buffer: (members, matrices, pieces), the largest sum of magnitudes of eight
-rows each; (members, B, layers) and (members, T, B, layers), the largest magnitude of a row.
+One launch of largest.cu before the loop looks at every matrix and at what is added to sums. What it finds lies in one
+buffer: (members, matrices, pieces), the largest sum of magnitudes of eight rows each; and (members, T, B, layers), the
+largest magnitude of a row. The loop itself looks at the vectors before its first step.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from deeprnn.backends.cuda.planning import Ring
 
 WARPS = 8  # of a block, each with a row
-GIVEN, MID, INITIAL = range(
-    3
-)  # what is added to sums, the same of the layers below the top, the first vectors
+GIVEN, MID = range(2)  # what is added to sums, the same of the layers below the top
 FIELDS = 10  # of a job: `Rows` in largest.cu
 
 
@@ -37,19 +35,17 @@ class Sought(NamedTuple):
     outs: tuple[tuple[int, int], ...]  # place of an address, bytes from the buffer's first
     size: int  # of the buffer, in numbers
     blocks: int
-    parts: tuple[int, int, int]  # where the buffer's parts begin, in bytes
+    inputs: int  # where the buffer's second part begins, in bytes
 
 
 class Case(NamedTuple):
-    """The shapes of a launch; strides are those from one member to the next."""
+    """The shapes of a launch; the stride is that from one member to the next."""
 
     members: int
     steps: int
     batch: int
     given_stride: int
-    initial_stride: int
     has_mid: bool
-    has_initial: bool
 
 
 @lru_cache(maxsize=1024)
@@ -60,8 +56,7 @@ def sought(ring: Ring, case: Case) -> Sought:
     total, top = sum(sizes), sizes[-1]
     starts = [sum(sizes[:l]) for l in range(depth)]
     rows = case.steps * case.batch
-    first = case.members * matrices * pieces
-    inputs = first + case.members * case.batch * depth
+    inputs = case.members * matrices * pieces
     fields: list[int] = []
     data: list[tuple[int, int, int]] = []
     outs: list[tuple[int, int]] = []
@@ -87,10 +82,6 @@ def sought(ring: Ring, case: Case) -> Sought:
         shape = ring.sizes[stage], ring.sizes[source]
         add((0, 0, 0), shape, j * pieces, (matrices * pieces, 0), pieces)
     every, only = list(enumerate(starts)), [(depth - 1, 0)]
-    if case.has_initial and ring.backward:
-        look(INITIAL, total, 0, case.batch, first, every)
-    elif case.has_initial:
-        look(INITIAL, top, case.initial_stride, case.batch, first, only)
     if ring.backward:
         look(GIVEN, top, rows * top, rows, inputs, only)
         if case.has_mid:
@@ -98,14 +89,20 @@ def sought(ring: Ring, case: Case) -> Sought:
     elif unbounded(ring):
         look(GIVEN, total, case.given_stride, rows, inputs, every)
     size = inputs + case.members * rows * depth
-    return Sought(tuple(fields), tuple(data), tuple(outs), size, blocks, (0, 4 * first, 4 * inputs))
+    return Sought(tuple(fields), tuple(data), tuple(outs), size, blocks, 4 * inputs)
 
 
 class Looked(NamedTuple):
-    """What was found, which must live until the loop is launched, and the addresses of its three parts."""
+    """What was found, which must live until the loop is launched, and where its second part begins."""
 
     buffer: Tensor
-    parts: list[int]
+    inputs: int  # bytes
+    step: int  # bytes from one step to the next, of one member
+
+    def addresses(self, first: int = 0) -> list[int]:
+        """Of both parts; the second from a step on."""
+        base = self.buffer.data_ptr()
+        return [base, base + self.inputs + first * self.step]
 
 
 @lru_cache(maxsize=64)
@@ -118,7 +115,7 @@ def magnitudes(
     ring: Ring, case: Case, matrices: Sequence[tuple[Tensor, int, int, int]], tensors: Sequence[Tensor | None],
     device: torch.device, arch: str,
 ) -> Looked:  # fmt: skip
-    """Look at these matrices and at what stands beside the loop: GIVEN, MID, INITIAL."""
+    """Look at these matrices and at what stands beside the loop: GIVEN and MID."""
     wanted = sought(ring, case)
     buffer = torch.empty(wanted.size, device=device)
     fields, base = list(wanted.fields), buffer.data_ptr()
@@ -133,4 +130,4 @@ def magnitudes(
     block = (ctypes.c_int64 * len(fields))(*fields)
     kernel = kernel_of(len(wanted.outs), device.index or 0, arch)
     kernel.launch(wanted.blocks, 32 * WARPS, [block], device, rows=case.members)
-    return Looked(buffer, [base + part for part in wanted.parts])
+    return Looked(buffer, wanted.inputs, 4 * case.batch * len(ring.sizes))

@@ -14,7 +14,7 @@ from torch import Tensor
 from deeprnn.backends import TransitionSpec
 from deeprnn.backends.cuda import nvrtc, planning
 from deeprnn.backends.cuda.driver import Kernel
-from deeprnn.backends.cuda.largest import Case, magnitudes
+from deeprnn.backends.cuda.largest import Case, Looked, magnitudes
 from deeprnn.backends.cuda.planning import SHARED_LIMIT, Device, Plan, Ring, macros, make_plan, ring
 from deeprnn.backends.cuda.wide import WidePlan
 
@@ -86,20 +86,47 @@ def forward(
 def backward(
     dh: Tensor, dz: Tensor | None, h: Tensor, z: Tensor, W: Sequence[Tensor], S: Sequence[Tensor],
     reset: Tensor | None, spec: TransitionSpec, bf16: bool, dA: Tensor, dh0: Tensor | None,
-    plan: Plan | None = None, after: Tensor | None = None,
+    plan: Plan | None = None, after: Tensor | None = None, looked: tuple[Looked, int] | None = None,
 ) -> None:  # fmt: skip
     """Fill dA ([P,] T, B, ΣM) and dh0 ([P,] B, H).
 
     The tensor-core kernel can go through a stretch of a sequence: `after` is dA (B, ΣM) of the step that follows,
-    dh0 is None where steps come before, and the marks' row that follows is read as well.
+    dh0 is None where steps come before, and the marks' row that follows is read as well. `looked` is what `look` found
+    in the whole sequence, and the stretch's first step.
     """
     dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
-    dz = dz.contiguous() if dz is not None and spec.depth > 1 else None
+    dz = _wanted(dz, spec)
     ready = _ready(h, spec, bf16, True, reset is not None, dz is not None, plan)
     several = h.dim() == 4 and len(h) > 1
     if (after is not None or dh0 is None) and (several or ready.plan.path != "mma"):
         raise ValueError("only the tensor-core kernel of one model goes through a stretch of a sequence")
-    _launch(ready, _matrices(ready, W, S, bf16), [dh, dz, h, z, after, dA, dh0, reset], [0, 0], h)
+    _launch(ready, _matrices(ready, W, S, bf16), [dh, dz, h, z, after, dA, dh0, reset], [0, 0], h, looked)
+
+
+def look(
+    dh: Tensor, dz: Tensor | None, W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec, bf16: bool,
+    has_reset: bool, plan: Plan | None = None,
+) -> Looked | None:  # fmt: skip
+    """What `backward` would look at before its loop, if its kernel does; all tensors are as it wants them."""
+    dz = _wanted(dz, spec)
+    ready = _ready(dh, spec, bf16, True, has_reset, dz is not None, plan)
+    if ready.plan.path != "mma":
+        return None
+    return _look(ready, _matrices(ready, W, S, bf16), dh, dz, 0, dh)
+
+
+def _wanted(dz: Tensor | None, spec: TransitionSpec) -> Tensor | None:
+    return dz.contiguous() if dz is not None and spec.depth > 1 else None
+
+
+def _look(
+    ready: Prepared, matrices: list[tuple[Tensor, int, int, int]], given: Tensor, mid: Tensor | None, stride: int,
+    h: Tensor,
+) -> Looked:  # fmt: skip
+    members, steps, batch = h.shape[:-1] if h.dim() == 4 else (1, *h.shape[:-1])
+    case = Case(members, steps, batch, stride, mid is not None)
+    arch = ready.plan.arch(device_of(h.device.index))
+    return magnitudes(ready.stages, case, matrices, (given, mid), h.device, arch)
 
 
 def _ready(
@@ -137,7 +164,7 @@ def _matrices(
 
 def _launch(
     ready: Prepared, matrices: list[tuple[Tensor, int, int, int]], pointers: list[Tensor | None],
-    strides: list[int], h: Tensor,
+    strides: list[int], h: Tensor, looked: tuple[Looked, int] | None = None,
 ) -> None:  # fmt: skip
     """`strides` are those of A's and h0's members; h is the state of all steps, ([P,] T, B, H)."""
     plan, reset, device = ready.plan, pointers[-1], h.device
@@ -162,12 +189,11 @@ def _launch(
     else:
         fields += [0, 0, 0]
     if plan.path == "mma":
-        given, mid, _, _, initial, *_ = pointers
-        case = Case(members, steps, batch, strides[0], strides[1], mid is not None, initial is not None)
-        arch = plan.arch(device_of(device.index))
-        looked = magnitudes(ready.stages, case, matrices, (given, mid, initial), device, arch)
-        fields += looked.parts
+        given, mid, *_ = pointers
+        assert given is not None
+        found, first = looked or (_look(ready, matrices, given, mid, strides[0], h), 0)
+        fields += found.addresses(first)
     else:
-        fields += [0, 0, 0]
+        fields += [0, 0]
     block = (ctypes.c_int64 * len(fields))(*fields)
     ready.kernel.launch(blocks, plan.threads, [block], device)

@@ -219,7 +219,7 @@ template <int S> INLINE void scale_stage(const Params& p, const Thread& th, int 
       barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
       if (!is_sent<S>(p, step)) continue;
       float seen = seen_of(th, q, nt) * back;
-      if (MIXED) store_shared(in_mosts<before(S)>(th, q, from, n), seen);
+      if (MIXED) store_shared(in_mosts(th, before(S), q, from, n), seen);
       float most = next.constant + times(next.late, seen) + times(next.growth, own.constant + times(own.growth, seen));
       if (within_reach<N>() && !(N == 0 && anew)) most = fmaxf(most, least_after(scale));
       float reach = most * scale;   // the scale that is there serves where it can
@@ -236,15 +236,54 @@ INLINE void scale_all(const Params& p, const Thread& th) {
   for (int step = 0; step < (int)p.steps; step++) scale_stage<0>(p, th, step);
 }
 
+// Vectors before the first step, those that it multiplies: what is given, or zeros. A warp has a tile of a stream at a time, as
+// `mma_products.cuh` wants it: a lane four numbers of batch row n. Few instructions for each: they count, before a short sequence.
+template <int S> INLINE constexpr int initial_tiles() { return BACKWARD || S == DEPTH - 1 ? STREAMS * NTILES * tiles(S) : 0; }
+struct First { int q, n, tile; float y[4]; };
+template <int S> INLINE First first_values(const Params& p, const Thread& th, int i) {
+  First f;
+  int part = i / tiles(S), k = i % tiles(S) * 16 + th.lane % 4 * 2;
+  f.q = part / NTILES, f.n = part % NTILES * 8 + th.lane / 4, f.tile = i % tiles(S) * NTILES + part % NTILES;
+  constexpr int WIDE = BACKWARD ? TOTAL : HIDDEN, START = BACKWARD ? layer_offset(layer(S)) : 0;
+  const float* at = p.initial + th.member * p.initial_member + (i64)(th.row0 + f.q * ROWS) * WIDE + START + (f.n * WIDE + k);
+  bool given = (!BACKWARD || p.initial) && f.n < rows_of(th, f.q);
+#pragma unroll
+  for (int w = 0; w < 4; w++) f.y[w] = given && inside<S>(k + within(w)) ? at[within(w)] : 0.0f;
+  return f;
+}
+// The largest of each of their rows is found here: `mosts` of a step that nobody has asked for yet. As in largest.cu,
+// infinities and NaN are not the largest of anything.
+constexpr int LOOKED_AT = 0;
+template <int S> INLINE void look_initial(const Params& p, const Thread& th, int warp) {
+  if constexpr (S < DEPTH) {
+#pragma unroll 4
+    for (int i = warp; i < initial_tiles<S>(); i += THREADS / 32) {
+      First f = first_values<S>(p, th, i);
+      float most = 0.0f;
+#pragma unroll
+      for (int w = 0; w < 4; w++) most = fmaxf(most, fabsf(f.y[w]) <= END ? fabsf(f.y[w]) : 0.0f);
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      if (th.lane % 4 == 0) raise_shared(in_mosts(th, S, f.q, LOOKED_AT, f.n), most);
+    }
+    look_initial<S + 1>(p, th, warp);
+  }
+}
+INLINE void clear_looked_at(const Thread& th) {
+  for (int i = threadIdx.x; i < STREAMS * DEPTH * COLUMNS; i += THREADS)
+    store_shared(in_mosts(th, i / COLUMNS % DEPTH, i / COLUMNS / DEPTH, LOOKED_AT, i % COLUMNS), 0.0f);
+}
+INLINE float looked_at(const Thread& th, int s, int q, int n) {
+  float x[1];
+  load_shared<1>(x, in_mosts(th, s, q, LOOKED_AT, n));
+  return x[0];
+}
 // The largest number of row n of vector S before the first step.
-template <int S> INLINE float most_initial(const Params& p, const Thread& th, int q, int n) {
-  bool given = BACKWARD ? p.initial != nullptr : S == DEPTH - 1;
-  i64 row = th.member * p.batch + th.row0 + q * ROWS + n;
-  if (!given || n >= rows_of(th, q)) return 0.0f;
-  float most = p.most_initial[row * DEPTH + layer(S)];
+template <int S> INLINE float most_initial(const Thread& th, int q, int n) {
+  float most = looked_at(th, S, q, n);
   if (BACKWARD && MIXED)   // scales within reach of each other, as later ones are
 #pragma unroll
-    for (int l = 0; l < DEPTH; l++) most = fmaxf(most, p.most_initial[row * DEPTH + l] * power(-60));
+    for (int s = 0; s < DEPTH; s++) most = fmaxf(most, looked_at(th, s, q, n) * power(-60));
   return most;
 }
 // The weights' scale of stage S, and how much larger than its source a sum of each of its matrices can become.
@@ -270,40 +309,29 @@ INLINE void set_up_first_scale(const Params& p, const Thread& th) {
     int q = i / COLUMNS, n = i % COLUMNS;
     bool anew = starts<0>(p, th, q, 0, n);
     Bound b = bound<0>(th, most_beside<0>(p, th, q, 0, n), anew, q, 0, n);
-    float first = most_initial<DEPTH - 1>(p, th, q, n), of_first = scale_of<DEPTH - 1>(th, q, -1, n);
+    float first = most_initial<DEPTH - 1>(th, q, n), of_first = scale_of<DEPTH - 1>(th, q, -1, n);
     float most = b.constant + times(b.growth, first);
     if (within_reach<0>() && !anew && first > 0.0f) most = fmaxf(most, least_after(of_first));
     set_scale<0>(th, q, 0, n, of_first, bounded(0) ? STEADY : scale_by(most));
   }
 }
-template <int S> INLINE void set_up(const Params& p, const Thread& th) {
+template <int S> INLINE void set_up(const Params& p, const Thread& th, int warp) {
   if constexpr (S < DEPTH) {
-    if ((int)threadIdx.x / 32 == S % (THREADS / 32)) set_up_factors<S>(p, th);
+    if (warp == S % (THREADS / 32)) set_up_factors<S>(p, th);
 #pragma unroll 1
     for (int i = threadIdx.x; i < STREAMS * COLUMNS; i += THREADS) {
-      float most = most_initial<S>(p, th, i / COLUMNS, i % COLUMNS);
+      float most = most_initial<S>(th, i / COLUMNS, i % COLUMNS);
       set_scale<S>(th, i / COLUMNS, -1, i % COLUMNS, 1.0f, scale_by(most));
-      store_shared(in_mosts<S>(th, i / COLUMNS, -1, i % COLUMNS), most);
+      store_shared(in_mosts(th, S, i / COLUMNS, -1, i % COLUMNS), most);
     }
-    // Only what the first step finds of the step before it: elsewhere nothing is read before it arrives.
-    constexpr int EACH_STREAM = tiles(S) * NTILES * 32, ALL = BACKWARD || S == DEPTH - 1 ? STREAMS * EACH_STREAM : 0;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < ALL; i += THREADS) {
-      int q = i / EACH_STREAM, within = i % EACH_STREAM, lane = i % 32, nt = i / 32 % NTILES, tile = within / 32 / NTILES;
-      int n = nt * 8 + lane / 4, e = tile * 16 + lane % 4 * 2;
-      float y[4];
-#pragma unroll
-      for (int w = 0; w < 4; w++) {
-        int k = e + w % 2 + w / 2 * 8;
-        bool given = !BACKWARD || p.initial;
-        i64 row = th.row0 + q * ROWS + n, at = BACKWARD ? row * TOTAL + layer_offset(layer(S)) : row * HIDDEN;
-        y[w] = given && n < rows_of(th, q) && k < size(S) ? p.initial[th.member * p.initial_member + at + k] : 0.0f;
-      }
-      float scale = scale_by(most_initial<S>(p, th, q, n));
-      u32 at = vector_of<S>(th, q, -1) + within * ENTRY, w[4];
-      two_parts(y[0] * scale, y[1] * scale, w[0], w[2]);
-      two_parts(y[2] * scale, y[3] * scale, w[1], w[3]);
-      store_words(at, w[0], w[1], w[2], w[3]);
+    for (int i = warp; i < initial_tiles<S>(); i += THREADS / 32) {
+      First f = first_values<S>(p, th, i);
+      float scale = scale_by(most_initial<S>(th, f.q, f.n));
+      u32 w[4];
+      two_parts(f.y[0] * scale, f.y[1] * scale, w[0], w[2]);
+      two_parts(f.y[2] * scale, f.y[3] * scale, w[1], w[3]);
+      store_words(vector_of<S>(th, f.q, -1) + (f.tile * 32 + th.lane) * ENTRY, w[0], w[1], w[2], w[3]);
     }
     if (threadIdx.x == 0) {
       if (S == 0)
@@ -314,7 +342,7 @@ template <int S> INLINE void set_up(const Params& p, const Thread& th) {
         barrier_expect(bar, arriving<S>(th, i / 2));
       }
     }
-    set_up<S + 1>(p, th);
+    set_up<S + 1>(p, th, warp);
   }
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid_constant__ Params p) {
@@ -334,7 +362,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid
   th.left = (int)p.batch - th.row0;
   th.number = warp - WARPS;
   th.exchange = (u8*)p.exchange + cluster * exchange_offset(DEPTH);
-  set_up<0>(p, th);
+  clear_looked_at(th);
+  __syncthreads();
+  if (!BACKWARD || p.initial) look_initial<0>(p, th, warp);
+  __syncthreads();
+  set_up<0>(p, th, warp);
   if (SCALED) {
     __syncthreads();
     set_up_first_scale(p, th);

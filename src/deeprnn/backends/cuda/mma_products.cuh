@@ -54,8 +54,8 @@ constexpr float STEADY = (float)(16384 >> margin());   // the scale of outputs o
 template <int S> INLINE u32 in_scales(const Thread& th, int q, int step, int n) {
   return th.base + SCALES + (((q * DEPTH + S) * 4 + (step & 3)) * COLUMNS + n) * 8;
 }
-template <int S> INLINE u32 in_mosts(const Thread& th, int q, int step, int n) {
-  return th.base + MOSTS + (((q * DEPTH + S) * 2 + (step & 1)) * COLUMNS + n) * 4;
+INLINE u32 in_mosts(const Thread& th, int s, int q, int step, int n) {
+  return th.base + MOSTS + (((q * DEPTH + s) * 2 + (step & 1)) * COLUMNS + n) * 4;
 }
 // The scale of batch row n of vector S. Before the first step it depends on what is given.
 template <int S> INLINE float scale_of(const Thread& th, int q, int step, int n) {
@@ -182,7 +182,7 @@ INLINE void product(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int 
       for (int n = 0; n < NTILES; n++) {
         u32 b[4];
         load_words(b, (n == NTILES - 1 ? tail : vec) + (k * NTILES + n) * (32 * ENTRY));
-        if constexpr (LOOK && ADDED) seen[n] = plus_magnitudes(plus_magnitudes(seen[n], b[0]), b[1]);
+        if constexpr (LOOK && ADDED) seen[n] = plus_magnitudes(seen[n], b[0], b[1]);
         if constexpr (LOOK && !ADDED) seen[n] = larger(larger(seen[n], b[0]), b[1]);
 #pragma unroll
         for (int m = 0; m < M; m++) {

@@ -165,7 +165,7 @@ template <int S, int LATE = -1, int J = 0> INLINE Bound bound(const Thread& th, 
       if constexpr (is_early(J, S) && source_of(J) == LATE) {
         b.late = g[0];
       } else if constexpr (is_early(J, S)) {
-        load_shared<1>(most, in_mosts<source_of(J)>(th, q, step - 1, n));
+        load_shared<1>(most, in_mosts(th, source_of(J), q, step - 1, n));
         b.constant += g[0] * most[0];
       } else {
         b.growth = g[0];

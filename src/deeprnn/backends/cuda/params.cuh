@@ -31,8 +31,8 @@ struct Params {
   u32* exchange;           // wide.cu alone: zeroed before the launch
   i64 items, share;        // likewise: row groups of all members; how many of them a team serves
   // mma.cu alone, from largest.cu: the largest sum of magnitudes of eight rows of each matrix (MATRICES, pieces), and the
-  // largest magnitude of each row of `initial` (B,DEPTH layers) and of `input` and `input_mid` (T,B,DEPTH layers).
-  const float *most_weights, *most_initial, *most_input;
+  // largest magnitude of each row of `input` and `input_mid` (T,B,DEPTH layers).
+  const float *most_weights, *most_input;
 };
 
 // What stands beside the sum of element e of stage S, batch row b: x is added to it, y (backward) is the unit's output.
