@@ -29,7 +29,9 @@ class Small:
         subprocess.run(["g++", *options, "-o", f"{file}.so", file], check=True)
         self.run = ctypes.CDLL(f"{file}.so").run
 
-    def launch(self, grid: int, threads: int, arguments: list, device: Any, rows: int = 1) -> None:
-        """Run all blocks, one after the other."""
+    def launch(
+        self, grid: int, threads: int, arguments: list, device: Any, rows: int = 1, stream: int | None = None
+    ) -> None:
+        """Run all blocks, one after the other; there are no streams."""
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         self.run(addresses, grid, rows, threads)

@@ -28,7 +28,7 @@ from tests.backends.grid import Case
 SPEC = TransitionSpec((7, 5), ("tanh", "sigmoid"), (False, True))
 
 
-def plain_forward(A, h0, W, S, reset, spec, bf16, h, z):
+def plain_forward(A, h0, W, S, reset, spec, bf16, h, z, looked=None):
     """`launch.forward` by the plain loop, member by member."""
     for own, (a, h0_, w, s, h_, z_) in members(A.dim() == 4, reset, (A, h0, W, S, h, z)):
         cpu_plain.forward(a, h0_, w, s, own, spec.units, spec.shortcuts, h_, z_)
@@ -58,9 +58,9 @@ def calls(monkeypatch):
     """The operators serve CPU tensors while a test runs; how often each direction was launched."""
     counts = {"forward": 0, "backward": 0}
 
-    def forward(*args):
+    def forward(*args, **more):
         counts["forward"] += 1
-        plain_forward(*args)
+        plain_forward(*args, **more)
 
     def backward(*args):
         counts["backward"] += 1
@@ -184,9 +184,12 @@ def test_functional_gradients_take_the_reference(calls):
 def test_a_shared_input_is_not_copied_for_a_population(calls, monkeypatch):
     seen = []
     forward = backend.launch.forward
-    monkeypatch.setattr(
-        backend.launch, "forward", lambda A, *rest: (seen.append(A.stride(0)), forward(A, *rest))
-    )
+
+    def strided(A, *rest, **more):
+        seen.append(A.stride(0))
+        forward(A, *rest, **more)
+
+    monkeypatch.setattr(backend.launch, "forward", strided)
     x, members = leaves(), leaves(P=(3,))
     h = torch.func.vmap(lambda w, v, s: run([x[0], x[1], w, v, s])[0])(*members[2:])
     assert h.shape == (3, 4, 2, 5)

@@ -100,14 +100,15 @@ def emulate(
         first, cut = h[:, a - 1] if a else given["h0"], part(reset, a, b)
         outs = [part(h, a, b), part(z, a, b)]
         arguments: list[Any] = [part(given["A"], a, b), first, W, S, cut, spec, bf16, *outs]
-        launch.forward(*arguments, plan=plans[0])
+        marked = reset is not None
+        looked = launch.look_ahead(arguments[0], W, S, spec, bf16, marked, plans[0]) if bounds else None
+        launch.forward(*arguments, plan=plans[0], looked=looked)
     dz = given["dz"] if case.z_gradient else None
-    looked = launch.look(given["dh"], dz, W, S, spec, bf16, reset is not None, plans[1]) if bounds else None
     for a, b in reversed(stretches):
         ins = [part(x, a, b) for x in (given["dh"], dz, h, z)]
         arguments = [*ins, W, S, part(reset, a, b), spec, bf16, part(dA, a, b), None if a else dh0]
-        after, found = dA[0, b] if b < T else None, None if looked is None else (looked, a)
-        launch.backward(*arguments, plan=plans[1], after=after, looked=found)
+        looked = launch.look(*ins[:2], W, S, spec, bf16, reset is not None, plans[1]) if bounds else None
+        launch.backward(*arguments, plan=plans[1], after=dA[0, b] if b < T else None, looked=looked)
     for p in range(P):
         member = {n: x if n == "reset" else lead(x)[p] for n, x in tensors.items()}
         outputs = {"h": h[p], "z": z[p], "dA": dA[p], "dh0": dh0[p]}

@@ -60,6 +60,14 @@ def test_tiles_of_a_matrix_are_even():
             assert -(-columns // width) == -(-columns // widest)
 
 
+def test_no_processor_has_a_round_of_rows_to_itself():
+    """200 blocks of rows in four tiles of 200 columns: 66 at once, and two are left over."""
+    assert rows.short_width(800, 200, 1, 132) == 160
+    assert rows.short_width(800, 198, 1, 132) == 200
+    assert rows.short_width(136, 10, 1, 132) == 136
+    assert rows.short_width(800, 10**6, 40, 132) in (160, 200)  # more tiles than processors
+
+
 def test_shared_memory_suffices_for_every_tile():
     assert all(tall.shared(columns) <= planning.SHARED_LIMIT for columns in tall.TILES)
     assert rows.shared(rows.WIDEST_SHORT, rows.SHORT) <= planning.SHARED_LIMIT

@@ -20,6 +20,7 @@ from deeprnn import backends
 from deeprnn.backends import TransitionSpec, cpu, reference
 from deeprnn.backends.cuda import launch
 from deeprnn.backends.cuda.driver import index_of
+from deeprnn.backends.cuda.largest import Looked
 from deeprnn.backends.cuda.planning import UNITS, Device, Plan, make_plan
 from deeprnn.backends.gradients import (
     batched_by_autograd,
@@ -142,15 +143,16 @@ def _forward(
     units: str,
     shortcuts: str,
     precision: str,
+    looked: Looked | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """([P,] T, B, ΣM) -> h ([P,] T, B, H), z ([P,] T, B, ΣM - H)."""
+    """([P,] T, B, ΣM) -> h ([P,] T, B, H), z ([P,] T, B, ΣM - H). `looked`: see `launch.look_ahead`."""
     h, z = _outputs(A, h0)
     if h.numel() == 0:
         return h, z
     spec = _spec_of(tuple(w.shape[-2] for w in W), units, shortcuts)
     marks = None if reset is None else reset.contiguous()
     with _on(A):
-        launch.forward(A, h0, W, S, marks, spec, precision == "bf16", h, z)
+        launch.forward(A, h0, W, S, marks, spec, precision == "bf16", h, z, looked=looked)
     return h, z
 
 

@@ -75,13 +75,19 @@ class Entering(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x, h0, reset, spec, precision, biases, *tensors):
         (U, b, W, S), ctx.splits = _apart(tensors, spec, biases), splits(x, spec)
-        weight, bias = one_matrix(U), one_bias(b, spec.depth)
-        if ctx.splits:
+        weight, bias, looked = one_matrix(U), one_bias(b, spec.depth), None
+        if ctx.splits and _captures(x):  # without a graph two streams would cost the host more than they save
+            beside = Beside(x.device)
+            case: list[Any] = [x, W, S, spec, precision == "bf16", reset is not None]
+            looked = launch.look_ahead(*case, stream=beside.begin())
+            A = rows.rows_times(x.flatten(0, 1), weight, bias).view(*x.shape[:-1], -1)
+            beside.end()
+        elif ctx.splits:
             A = rows.rows_times(x.flatten(0, 1), weight, bias).view(*x.shape[:-1], -1)
         else:
             A = F.linear(x, weight, bias)
         units, shortcuts = spec.text
-        h, z = cuda._forward(A, h0, W, S, reset, units, shortcuts, precision)
+        h, z = cuda._forward(A, h0, W, S, reset, units, shortcuts, precision, looked)
         entered = weight if ctx.needs_input_grad[0] else None
         ctx.save_for_backward(x, h0, reset, h, z, entered, *tensors)
         ctx.spec, ctx.precision, ctx.biases = spec, precision, biases
@@ -137,17 +143,25 @@ def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> 
         sums.append(products.AllSums(*own, spec.sizes, runs_of(spec.shortcuts), *entered, *shares))
     dA, dh0 = cuda._gradients(h, z, h0)
     bf16, beside = precision == "bf16", None
+
+    def look(i: int, stream: int | None = None) -> Any:
+        given, mid = (part(t, *order[i]) for t in (dh, dz))
+        return launch.look(given, mid, W, S, spec, bf16, marks is not None, stream=stream)
+
     # Before anything goes beside the loop: it would take the processors that the loop needs.
-    looked = launch.look(dh, dz, W, S, spec, bf16, marks is not None)
+    looked = [look(0)]
     try:
         for i, (a, b) in enumerate(order):
+            if beside is not None and i == 1:
+                beside.wait()
             beside = Beside(h.device)
             *cut, mine, own = (part(t, a, b) for t in (dh, dz, h, z, marks, dA))
             given: list[Any] = [*cut, W, S, mine, spec, bf16, own, None if a else dh0]
-            found = None if looked is None else (looked, a)
-            launch.backward(*given, after=dA[b] if b < len(dA) else None, looked=found)
+            launch.backward(*given, after=dA[b] if b < len(dA) else None, looked=looked[i])
             stream = beside.begin()  # the loop leaves processors idle, and nothing here waits for it
             if i == 0:
+                looked += [look(j, stream) for j in range(1, len(order))]
+                beside.mark()
                 for each in sums:
                     each.begin(stream)
             else:
@@ -167,8 +181,13 @@ def _cutting(x: Tensor, spec: TransitionSpec, precision: str) -> stretches.Cutti
         return stretches.Cutting(((0, steps),), 0)
     device = launch.device_of(index_of(x.device))
     # A capture that follows a plain call needs kernels of its own then, and older drivers load none meanwhile.
-    captured = torch.cuda.is_current_stream_capturing() and driver_version() >= LOADS_IN_CAPTURE
+    captured = _captures(x) and driver_version() >= LOADS_IN_CAPTURE
     return stretches.cutting(spec, steps, batch, inner, precision == "bf16", device, captured)
+
+
+def _captures(x: Tensor) -> bool:
+    """Whether what is launched for x becomes part of a CUDA graph."""
+    return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _products(
@@ -196,17 +215,18 @@ def _products(
 
 
 class _Second(NamedTuple):
-    """A second stream, and what marks a place in the first and in the second."""
+    """A second stream, and what marks a place in the first and two in the second."""
 
     stream: torch.cuda.Stream
     start: torch.cuda.Event
+    place: torch.cuda.Event
     stop: torch.cuda.Event
 
 
 @lru_cache(maxsize=64)
 def _second(device: int, beside: int) -> _Second:
     """One for each first stream: that of another thread may be in the middle of a capture."""
-    return _Second(torch.cuda.Stream(device), torch.cuda.Event(), torch.cuda.Event())
+    return _Second(torch.cuda.Stream(device), *(torch.cuda.Event() for _ in range(3)))
 
 
 class Beside:
@@ -228,6 +248,16 @@ class Beside:
             return None
         self.second.stream.wait_event(self.second.start)
         return self.second.stream.cuda_stream
+
+    def mark(self) -> None:
+        """Remember how far the second stream is."""
+        if self.second is not None:
+            self.second.place.record(self.second.stream)
+
+    def wait(self) -> None:
+        """What is launched on the first stream from here on waits for what was launched before the mark."""
+        if self.second is not None:
+            self.first.wait_event(self.second.place)
 
     def end(self) -> None:
         """What is launched on the first stream from here on waits."""

@@ -93,16 +93,10 @@ def sought(ring: Ring, case: Case) -> Sought:
 
 
 class Looked(NamedTuple):
-    """What was found, which must live until the loop is launched, and where its second part begins."""
+    """What was found, which must live until the loop is launched, and the addresses of its two parts."""
 
     buffer: Tensor
-    inputs: int  # bytes
-    step: int  # bytes from one step to the next, of one member
-
-    def addresses(self, first: int = 0) -> list[int]:
-        """Of both parts; the second from a step on."""
-        base = self.buffer.data_ptr()
-        return [base, base + self.inputs + first * self.step]
+    addresses: list[int]
 
 
 @lru_cache(maxsize=64)
@@ -113,9 +107,9 @@ def kernel_of(jobs: int, device: int, arch: str) -> Kernel:
 
 def magnitudes(
     ring: Ring, case: Case, matrices: Sequence[tuple[Tensor, int, int, int]], tensors: Sequence[Tensor | None],
-    device: torch.device, arch: str,
+    device: torch.device, arch: str, stream: int | None = None,
 ) -> Looked:  # fmt: skip
-    """Look at these matrices and at what stands beside the loop: GIVEN and MID."""
+    """Look at these matrices and at what stands beside the loop: GIVEN and MID. On the current stream, or another."""
     wanted = sought(ring, case)
     buffer = torch.empty(wanted.size, device=device)
     fields, base = list(wanted.fields), buffer.data_ptr()
@@ -129,5 +123,5 @@ def magnitudes(
         fields[place] = base + offset
     block = (ctypes.c_int64 * len(fields))(*fields)
     kernel = kernel_of(len(wanted.outs), device.index or 0, arch)
-    kernel.launch(wanted.blocks, 32 * WARPS, [block], device, rows=case.members)
-    return Looked(buffer, wanted.inputs, 4 * case.batch * len(ring.sizes))
+    kernel.launch(wanted.blocks, 32 * WARPS, [block], device, case.members, stream)
+    return Looked(buffer, [base, base + wanted.inputs])

@@ -74,25 +74,24 @@ def order_of(stages: Ring, spec: TransitionSpec) -> tuple[int, ...]:
 
 def forward(
     A: Tensor, h0: Tensor, W: Sequence[Tensor], S: Sequence[Tensor], reset: Tensor | None,
-    spec: TransitionSpec, bf16: bool, h: Tensor, z: Tensor, plan: Plan | None = None,
+    spec: TransitionSpec, bf16: bool, h: Tensor, z: Tensor, plan: Plan | None = None, looked: Looked | None = None,
 ) -> None:  # fmt: skip
-    """Fill h ([P,] T, B, H) and z ([P,] T, B, ΣM-H) from A ([P,] T, B, ΣM)."""
+    """Fill h ([P,] T, B, H) and z ([P,] T, B, ΣM-H) from A ([P,] T, B, ΣM). `looked` is what `look_ahead` found."""
     ready = _ready(h, spec, bf16, False, reset is not None, False, plan)
     A, h0 = _rows(A, 3), _rows(h0, 2)
     strides = [A.stride(0), h0.stride(0)] if A.dim() == 4 else [0, 0]
-    _launch(ready, _matrices(ready, W, S, bf16), [A, None, h, z, h0, None, None, reset], strides, h)
+    _launch(ready, _matrices(ready, W, S, bf16), [A, None, h, z, h0, None, None, reset], strides, h, looked)
 
 
 def backward(
     dh: Tensor, dz: Tensor | None, h: Tensor, z: Tensor, W: Sequence[Tensor], S: Sequence[Tensor],
     reset: Tensor | None, spec: TransitionSpec, bf16: bool, dA: Tensor, dh0: Tensor | None,
-    plan: Plan | None = None, after: Tensor | None = None, looked: tuple[Looked, int] | None = None,
+    plan: Plan | None = None, after: Tensor | None = None, looked: Looked | None = None,
 ) -> None:  # fmt: skip
     """Fill dA ([P,] T, B, ΣM) and dh0 ([P,] B, H).
 
     The tensor-core kernel can go through a stretch of a sequence: `after` is dA (B, ΣM) of the step that follows,
-    dh0 is None where steps come before, and the marks' row that follows is read as well. `looked` is what `look` found
-    in the whole sequence, and the stretch's first step.
+    dh0 is None where steps come before, and the marks' row that follows is read as well. `looked` is what `look` found.
     """
     dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
     dz = _wanted(dz, spec)
@@ -105,14 +104,25 @@ def backward(
 
 def look(
     dh: Tensor, dz: Tensor | None, W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec, bf16: bool,
-    has_reset: bool, plan: Plan | None = None,
+    has_reset: bool, plan: Plan | None = None, stream: int | None = None,
 ) -> Looked | None:  # fmt: skip
-    """What `backward` would look at before its loop, if its kernel does; all tensors are as it wants them."""
+    """What `backward` would look at before its loop, if its kernel does; dh is contiguous."""
     dz = _wanted(dz, spec)
     ready = _ready(dh, spec, bf16, True, has_reset, dz is not None, plan)
     if ready.plan.path != "mma":
         return None
-    return _look(ready, _matrices(ready, W, S, bf16), dh, dz, 0, dh)
+    return _look(ready, _matrices(ready, W, S, bf16), dh, dz, 0, dh, stream)
+
+
+def look_ahead(
+    x: Tensor, W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec, bf16: bool, has_reset: bool,
+    plan: Plan | None = None, stream: int | None = None,
+) -> Looked | None:  # fmt: skip
+    """What `forward` would look at before its loop, where that is the matrices alone; x is (T, B, anything)."""
+    ready = _ready(x, spec, bf16, False, has_reset, False, plan)
+    if ready.plan.path != "mma" or planning.unbounded(ready.stages):
+        return None
+    return _look(ready, _matrices(ready, W, S, bf16), None, None, 0, x, stream)
 
 
 def _wanted(dz: Tensor | None, spec: TransitionSpec) -> Tensor | None:
@@ -120,13 +130,13 @@ def _wanted(dz: Tensor | None, spec: TransitionSpec) -> Tensor | None:
 
 
 def _look(
-    ready: Prepared, matrices: list[tuple[Tensor, int, int, int]], given: Tensor, mid: Tensor | None, stride: int,
-    h: Tensor,
+    ready: Prepared, matrices: list[tuple[Tensor, int, int, int]], given: Tensor | None, mid: Tensor | None,
+    stride: int, h: Tensor, stream: int | None = None,
 ) -> Looked:  # fmt: skip
     members, steps, batch = h.shape[:-1] if h.dim() == 4 else (1, *h.shape[:-1])
     case = Case(members, steps, batch, stride, mid is not None)
     arch = ready.plan.arch(device_of(h.device.index))
-    return magnitudes(ready.stages, case, matrices, (given, mid), h.device, arch)
+    return magnitudes(ready.stages, case, matrices, (given, mid), h.device, arch, stream)
 
 
 def _ready(
@@ -164,7 +174,7 @@ def _matrices(
 
 def _launch(
     ready: Prepared, matrices: list[tuple[Tensor, int, int, int]], pointers: list[Tensor | None],
-    strides: list[int], h: Tensor, looked: tuple[Looked, int] | None = None,
+    strides: list[int], h: Tensor, looked: Looked | None = None,
 ) -> None:  # fmt: skip
     """`strides` are those of A's and h0's members; h is the state of all steps, ([P,] T, B, H)."""
     plan, reset, device = ready.plan, pointers[-1], h.device
@@ -189,10 +199,8 @@ def _launch(
     else:
         fields += [0, 0, 0]
     if plan.path == "mma":
-        given, mid, *_ = pointers
-        assert given is not None
-        found, first = looked or (_look(ready, matrices, given, mid, strides[0], h), 0)
-        fields += found.addresses(first)
+        looked = looked or _look(ready, matrices, pointers[0], pointers[1], strides[0], h)
+        fields += looked.addresses
     else:
         fields += [0, 0]
     block = (ctypes.c_int64 * len(fields))(*fields)

@@ -20,7 +20,7 @@ from deeprnn.backends.cuda.tall import multiply_macro
 
 ROWS, ROWS_SHORT, DEPTH, STAGES = 128, 64, 64, 3  # as in rows.cu and entry.cu
 SHORT = 128  # numbers a row, up to which it is cut before
-WIDEST_SHORT, WIDEST = 200, 136  # columns of a tile
+WIDEST_SHORT, LESS_WIDE, WIDEST = 200, 160, 136  # columns of a tile
 
 
 class _Short(ctypes.Structure):
@@ -44,6 +44,16 @@ def tile_width(columns: int, widest: int) -> int:
     """Columns of a tile: as many tiles as must be, as even as can be, in eights."""
     tiles = -(-columns // widest)
     return -(-columns // (8 * tiles)) * 8
+
+
+def short_width(columns: int, blocks: int, members: int, processors: int) -> int:
+    """The same for short rows, of two: that with which the busiest warpgroup, which has blocks of rows, writes less."""
+
+    def busiest(width: int) -> int:
+        teams = max(1, processors // (-(-columns // width) * members))
+        return -(-blocks // (2 * teams)) * width
+
+    return min((tile_width(columns, widest) for widest in (WIDEST_SHORT, LESS_WIDE)), key=busiest)
 
 
 def shared(width: int, inner: int) -> int:
@@ -81,9 +91,9 @@ def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     *lead, count, inner = x.shape
     *_, columns, _ = matrix.shape
     members, device, short = lead[0] if lead else 1, x.device, inner <= SHORT
-    width = tile_width(columns, WIDEST_SHORT if short else WIDEST)
+    blocks, processors = -(-count // (ROWS_SHORT if short else ROWS)), device_of(device.index).processors
+    width = short_width(columns, blocks, members, processors) if short else tile_width(columns, WIDEST)
     tiles, slices = -(-columns // width), -(-inner // DEPTH)
-    blocks = -(-count // (ROWS_SHORT if short else ROWS))
     out = x.new_empty((*lead, count, columns))
     job = _Short() if short else _Long()
     job.x, job.matrix, job.out = x.data_ptr(), matrix.data_ptr(), out.data_ptr()
@@ -95,7 +105,7 @@ def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         job.bias, job.bias_member = bias.data_ptr(), bias.stride(0) if lead else 0
     sizes = [members * tiles * slices * 2 * width * DEPTH * 2, members * tiles * width * 4]
     split, times = kernels(width, inner, device.index)
-    teams, grid = max(1, device_of(device.index).processors // (tiles * members)), -(-tiles * width // 8)
+    teams, grid = max(1, processors // (tiles * members)), -(-tiles * width // 8)
     stream = stream_of(device)
     if isinstance(job, _Short):
         sizes += [members * blocks * slices * 2 * ROWS_SHORT * DEPTH * 2, members * blocks * ROWS_SHORT * 4]
