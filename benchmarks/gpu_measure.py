@@ -41,7 +41,7 @@ def stages() -> dict[str, tuple[Any, float]]:
         "first": (g.first, 60),
         "curves": (g.curves, 90),
         "jax-400": (partial(g.jax_peer, hidden=(400,)), 90),
-        "compiled-400": (partial(g.peers, hidden=(400,), names=g.COMPILED), 90),
+        "compiled-400": (partial(g.peers, hidden=(400,), names=g.COMPILED), 170),
         "peers-384-512": (partial(g.peers, hidden=(384, 512), names=g.PEERS), 75),
         "jax-384": (partial(g.jax_peer, hidden=(384,)), 90),
         "jax-512": (partial(g.jax_peer, hidden=(512,)), 90),
