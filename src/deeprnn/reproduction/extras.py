@@ -13,7 +13,6 @@ from deeprnn.reproduction.cells import chosen, model_spec
 from deeprnn.reproduction.entries import Entry
 
 LABELS = {
-    "rnn-noise": "RNN, weight noise 0.13",
     "dt": "DT-RNN",
     "do": "DO-RNN",
     "dot": "DOT-RNN",
