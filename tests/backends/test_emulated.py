@@ -102,12 +102,15 @@ def emulate(
         arguments: list[Any] = [part(given["A"], a, b), first, W, S, cut, spec, bf16, *outs]
         marked = reset is not None
         looked = launch.look_ahead(arguments[0], W, S, spec, bf16, marked, plans[0]) if bounds else None
+        looked = None if looked is None else looked.begin()
         launch.forward(*arguments, plan=plans[0], looked=looked)
     dz = given["dz"] if case.z_gradient else None
     for a, b in reversed(stretches):
         ins = [part(x, a, b) for x in (given["dh"], dz, h, z)]
         arguments = [*ins, W, S, part(reset, a, b), spec, bf16, part(dA, a, b), None if a else dh0]
-        looked = launch.look(*ins[:2], W, S, spec, bf16, reset is not None, plans[1]) if bounds else None
+        looked = (
+            launch.look(*ins[:2], W, S, spec, bf16, reset is not None, plans[1]).begin() if bounds else None
+        )
         launch.backward(*arguments, plan=plans[1], after=dA[0, b] if b < T else None, looked=looked)
     for p in range(P):
         member = {n: x if n == "reset" else lead(x)[p] for n, x in tensors.items()}
@@ -267,6 +270,14 @@ def lost_before_a_start(tensors):  # other rows know nothing of it; and nothing 
     tensors["dh"][4, 4, 2] = float("inf")
 
 
+def lost_at_the_start(tensors):  # in the first state of some rows, whose first sequence does not begin there
+    tensors["reset"][:] = False
+    tensors["reset"][0, :4] = True
+    tensors["h0"][0, 3] = float("inf")
+    tensors["h0"][1, :] = float("nan")
+    tensors["h0"][4, 5] = float("nan")
+
+
 def at_the_end(tensors):  # of fp32: bounds of the gradients are beyond it
     tensors["h0"] *= 1e33
     for name in ("dh", "dz"):
@@ -287,6 +298,8 @@ DEEP = dataclasses.replace(THREE, sizes=(40, 33, 47), T=4, B=6, population=0)
 ENDS = [
     (dataclasses.replace(DEEP, units=("relu", "relu", "identity"), reset=True), grown_before_a_start, ()),
     (dataclasses.replace(RELU, reset=True), lost_before_a_start, ()),
+    (dataclasses.replace(RELU, reset=True), lost_at_the_start, ()),
+    (dataclasses.replace(EVEN, B=6, reset=True), lost_at_the_start, ()),
     (dataclasses.replace(EVEN, B=6), at_the_end, ()),
     (DEEP, nothing_from_above, ()),
     (DEEP, nothing_below, (2,)),

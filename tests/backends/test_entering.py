@@ -34,6 +34,7 @@ def plainly(monkeypatch, split=True):
             self.onto, self.outs = onto, []
 
         def cut_left(self, stream=None):
+            done.append("cut")
             for x, h0 in self.left:
                 side = self.left[0].x.new_ones(*self.left[0].x.shape[:-1], 1) if x is None else x
                 self.sides.append(side if h0 is None else gradients.previous_states(side, h0, self.reset))
@@ -46,17 +47,22 @@ def plainly(monkeypatch, split=True):
                 self.outs = [a.add_(b) for a, b in zip(self.onto.outs, self.outs, strict=True)]
             return list(self.outs)
 
-    asked: list[Any] = []
+    done: list[str] = []  # what `_all_sums` launches, in its order
 
-    def look(dh, *given, stream=None):
-        asked.append(dh)
-        return dh.storage_offset(), len(dh)
+    class Look:
+        def __init__(self, dh, *given):
+            self.steps = dh.storage_offset(), len(dh)
+            done.append(f"room {len(dh)}")
+
+        def begin(self, stream=None):
+            done.append(f"look {self.steps[1]}" + (" beside" if stream else ""))
 
     def forward(A, h0, W, S, reset, *text):
         return reference.unroll(A, h0, W, S, SPEC, reset)
 
     def backward(dh, dz, h, z, W, S, reset, spec, bf16, dA, dh0, after=None, looked=None):
-        assert looked == ((dh.storage_offset(), len(dh)) if asked else None), "looked at other steps"
+        assert looked is None or looked.steps == (dh.storage_offset(), len(dh)), "looked at other steps"
+        done.append(f"loop {len(h)}")
         marks = torch.zeros(len(h) + 1, h.shape[1], dtype=torch.bool)
         if reset is not None:  # the row that follows these steps is read where there is one
             count = len(h) + (after is not None)
@@ -76,9 +82,10 @@ def plainly(monkeypatch, split=True):
     monkeypatch.setattr(tall, "Sums", Sums)
     monkeypatch.setattr(cuda, "_forward", forward)
     monkeypatch.setattr(launch, "backward", backward)
-    monkeypatch.setattr(launch, "look", look)
+    monkeypatch.setattr(launch, "look", Look)
     monkeypatch.setattr(cuda, "unroll_cuda", forward)
     monkeypatch.setattr(cuda, "_plain", lambda *tensors: True)
+    return done
 
 
 def given(biases=2) -> list[Any]:
@@ -120,6 +127,39 @@ def test_all_gradients_of_the_input_and_the_loop(split, biases, only, marked, bo
         results.append([*outputs, *torch.autograd.grad(outputs, leaves, upstream)])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_what_goes_beside_the_loop_follows_it_and_all_memory_is_there_before(monkeypatch):
+    """Memory taken later may be some that the loop still writes to; what begins sooner takes its processors."""
+    done = plainly(monkeypatch)
+
+    class Beside:
+        def __init__(self, device):
+            done.append("fork")
+
+        def begin(self):
+            return 7
+
+        mark, wait, end = (lambda self, what=what: done.append(what) for what in ("mark", "wait", "join"))
+
+    monkeypatch.setattr(entering, "Beside", Beside)
+    cutting = stretches.Cutting(((0, 1), (1, 3), (3, 7)), 41)
+    monkeypatch.setattr(entering, "_cutting", lambda *given: cutting)
+    tensors = given()
+    h, _ = by_entering(*tensors)
+    torch.autograd.grad(h.sum(), tensors)
+    first = [
+        "room 4",
+        "room 2",
+        "room 1",
+        "look 4",
+        "fork",
+        "loop 4",
+        "look 2 beside",
+        "look 1 beside",
+        "mark",
+    ]
+    assert done == [*first, "cut", "cut", "cut", "wait", "fork", "loop 2", "fork", "loop 1", "join"]
 
 
 def test_torchs_products_are_taken_only_where_they_are_wanted(monkeypatch):
@@ -296,10 +336,13 @@ def test_work_beside_begins_after_what_was_before_and_ends_before_what_follows(m
         beside = entering.Beside(torch.device("cuda", 0))
         done.append("loop")
         assert beside.begin() == 7
+        beside.mark()
+        beside.wait()
         beside.end()
         kept.append(beside.second)
-    once = ["first marks", "loop", "second waits for first", "second marks", "first waits for second"]
+    once = ["first marks", "loop", "second waits for first", *["second marks", "first waits for second"] * 2]
     assert done == once * 2
+    assert len(set(map(id, kept[0][1:]))) == 3, "each place has an event of its own"
     assert kept[0] is kept[1], "stream and events are made once"
     entering._second.cache_clear()
     assert entering.Beside(torch.device("cpu")).begin() is None

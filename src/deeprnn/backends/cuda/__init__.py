@@ -20,7 +20,7 @@ from deeprnn import backends
 from deeprnn.backends import TransitionSpec, cpu, reference
 from deeprnn.backends.cuda import launch
 from deeprnn.backends.cuda.driver import index_of
-from deeprnn.backends.cuda.largest import Looked
+from deeprnn.backends.cuda.largest import Look
 from deeprnn.backends.cuda.planning import UNITS, Device, Plan, make_plan
 from deeprnn.backends.gradients import (
     batched_by_autograd,
@@ -143,7 +143,7 @@ def _forward(
     units: str,
     shortcuts: str,
     precision: str,
-    looked: Looked | None = None,
+    looked: Look | None = None,
 ) -> tuple[Tensor, Tensor]:
     """([P,] T, B, ΣM) -> h ([P,] T, B, H), z ([P,] T, B, ΣM - H). `looked`: see `launch.look_ahead`."""
     h, z = _outputs(A, h0)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from deeprnn.backends import TransitionSpec, autocasts, cuda, one_bias, one_matrix
 from deeprnn.backends.cuda import launch, planning, products, rows, stretches
 from deeprnn.backends.cuda.driver import driver_version, index_of
+from deeprnn.backends.cuda.largest import Look
 from deeprnn.backends.gradients import runs_of, sorted_gradients, weight_gradients
 
 FEWEST_ROWS = 2048  # below, torch's product of the input is as fast
@@ -77,15 +78,8 @@ class Entering(torch.autograd.Function):
         (U, b, W, S), ctx.splits = _apart(tensors, spec, biases), splits(x, spec)
         weight, bias, looked = one_matrix(U), one_bias(b, spec.depth), None
         if ctx.splits and _captures(x):  # without a graph two streams would cost the host more than they save
-            beside = Beside(x.device)
-            case: list[Any] = [x, W, S, spec, precision == "bf16", reset is not None]
-            looked = launch.look_ahead(*case, stream=beside.begin())
-            A = rows.rows_times(x.flatten(0, 1), weight, bias).view(*x.shape[:-1], -1)
-            beside.end()
-        elif ctx.splits:
-            A = rows.rows_times(x.flatten(0, 1), weight, bias).view(*x.shape[:-1], -1)
-        else:
-            A = F.linear(x, weight, bias)
+            looked = launch.look_ahead(x, W, S, spec, precision == "bf16", reset is not None)
+        A = _enter(x, weight, bias, looked) if ctx.splits else F.linear(x, weight, bias)
         units, shortcuts = spec.text
         h, z = cuda._forward(A, h0, W, S, reset, units, shortcuts, precision, looked)
         entered = weight if ctx.needs_input_grad[0] else None
@@ -125,6 +119,19 @@ def _apart(tensors: Sequence[Tensor], spec: TransitionSpec, biases: int) -> tupl
     return tuple(list(tensors[start:end]) for start, end in pairwise(ends))
 
 
+def _enter(x: Tensor, weight: Tensor, bias: Tensor | None, looked: Look | None) -> Tensor:
+    """A, and what the loop will look at is looked at beside it."""
+    beside = None
+    if looked is not None:
+        beside = Beside(x.device)
+        looked.begin(beside.begin())
+    try:
+        return rows.rows_times(x.flatten(0, 1), weight, bias).view(*x.shape[:-1], -1)
+    finally:  # what began in a capture must end in it
+        if beside is not None:
+            beside.end()
+
+
 def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> tuple[Tensor, Tensor, Found]:
     """dA, dh0, and all sums over the rows of dA together, those of one stretch beside the loop over the next."""
     dh, dz, h, z, h0, W, S, reset, *_, precision = loop
@@ -143,13 +150,12 @@ def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> 
         sums.append(products.AllSums(*own, spec.sizes, runs_of(spec.shortcuts), *entered, *shares))
     dA, dh0 = cuda._gradients(h, z, h0)
     bf16, beside = precision == "bf16", None
-
-    def look(i: int, stream: int | None = None) -> Any:
-        given, mid = (part(t, *order[i]) for t in (dh, dz))
-        return launch.look(given, mid, W, S, spec, bf16, marks is not None, stream=stream)
-
-    # Before anything goes beside the loop: it would take the processors that the loop needs.
-    looked = [look(0)]
+    pairs = [(part(dh, a, b), part(dz, a, b)) for a, b in order]
+    looked = [launch.look(*pair, W, S, spec, bf16, marks is not None) for pair in pairs]
+    if looked[0] is not None:
+        looked[
+            0
+        ].begin()  # before anything goes beside the loop: it would take the processors that the loop needs
     try:
         for i, (a, b) in enumerate(order):
             if beside is not None and i == 1:
@@ -160,7 +166,8 @@ def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> 
             launch.backward(*given, after=dA[b] if b < len(dA) else None, looked=looked[i])
             stream = beside.begin()  # the loop leaves processors idle, and nothing here waits for it
             if i == 0:
-                looked += [look(j, stream) for j in range(1, len(order))]
+                for later in filter(None, looked[1:]):
+                    later.begin(stream)
                 beside.mark()
                 for each in sums:
                     each.begin(stream)

@@ -92,36 +92,40 @@ def sought(ring: Ring, case: Case) -> Sought:
     return Sought(tuple(fields), tuple(data), tuple(outs), size, blocks, 4 * inputs)
 
 
-class Looked(NamedTuple):
-    """What was found, which must live until the loop is launched, and the addresses of its two parts."""
-
-    buffer: Tensor
-    addresses: list[int]
-
-
 @lru_cache(maxsize=64)
 def kernel_of(jobs: int, device: int, arch: str) -> Kernel:
     """The compiled kernel for so many jobs."""
     return Kernel(nvrtc.cubin("largest.cu", {"JOBS": str(jobs)}, arch), "largest", device)
 
 
-def magnitudes(
-    ring: Ring, case: Case, matrices: Sequence[tuple[Tensor, int, int, int]], tensors: Sequence[Tensor | None],
-    device: torch.device, arch: str, stream: int | None = None,
-) -> Looked:  # fmt: skip
-    """Look at these matrices and at what stands beside the loop: GIVEN and MID. On the current stream, or another."""
-    wanted = sought(ring, case)
-    buffer = torch.empty(wanted.size, device=device)
-    fields, base = list(wanted.fields), buffer.data_ptr()
-    for j, (matrix, *strides) in enumerate(matrices):
-        fields[FIELDS * j : FIELDS * j + 4] = [matrix.data_ptr(), *strides]
-    for place, which, offset in wanted.data:
-        tensor = tensors[which]
-        assert tensor is not None
-        fields[place] = tensor.data_ptr() + offset
-    for place, offset in wanted.outs:
-        fields[place] = base + offset
-    block = (ctypes.c_int64 * len(fields))(*fields)
-    kernel = kernel_of(len(wanted.outs), device.index or 0, arch)
-    kernel.launch(wanted.blocks, 32 * WARPS, [block], device, case.members, stream)
-    return Looked(buffer, [base, base + wanted.inputs])
+class Look:
+    """A launch in two steps: all memory is taken here, `begin` may use another stream.
+
+    Memory taken later may be some that a loop gave back while it still runs. This object must outlive what is launched.
+    """
+
+    def __init__(
+        self, ring: Ring, case: Case, matrices: Sequence[tuple[Tensor, int, int, int]],
+        tensors: Sequence[Tensor | None], device: torch.device, arch: str,
+    ):  # fmt: skip
+        """At these matrices and at what stands beside the loop: GIVEN and MID."""
+        self.wanted = wanted = sought(ring, case)
+        self.device, self.members, self.tensors = device, case.members, (matrices, tensors)
+        self.buffer = torch.empty(wanted.size, device=device)
+        fields, base = list(wanted.fields), self.buffer.data_ptr()
+        for j, (matrix, *strides) in enumerate(matrices):
+            fields[FIELDS * j : FIELDS * j + 4] = [matrix.data_ptr(), *strides]
+        for place, which, offset in wanted.data:
+            tensor = tensors[which]
+            assert tensor is not None
+            fields[place] = tensor.data_ptr() + offset
+        for place, offset in wanted.outs:
+            fields[place] = base + offset
+        self.block = (ctypes.c_int64 * len(fields))(*fields)
+        self.kernel = kernel_of(len(wanted.outs), device.index or 0, arch)
+        self.addresses = [base, base + wanted.inputs]  # of both parts
+
+    def begin(self, stream: int | None = None) -> Look:
+        """Look, on the current stream or that at another address."""
+        self.kernel.launch(self.wanted.blocks, 32 * WARPS, [self.block], self.device, self.members, stream)
+        return self

@@ -14,7 +14,7 @@ from torch import Tensor
 from deeprnn.backends import TransitionSpec
 from deeprnn.backends.cuda import nvrtc, planning
 from deeprnn.backends.cuda.driver import Kernel
-from deeprnn.backends.cuda.largest import Case, Looked, magnitudes
+from deeprnn.backends.cuda.largest import Case, Look
 from deeprnn.backends.cuda.planning import SHARED_LIMIT, Device, Plan, Ring, macros, make_plan, ring
 from deeprnn.backends.cuda.wide import WidePlan
 
@@ -74,9 +74,9 @@ def order_of(stages: Ring, spec: TransitionSpec) -> tuple[int, ...]:
 
 def forward(
     A: Tensor, h0: Tensor, W: Sequence[Tensor], S: Sequence[Tensor], reset: Tensor | None,
-    spec: TransitionSpec, bf16: bool, h: Tensor, z: Tensor, plan: Plan | None = None, looked: Looked | None = None,
+    spec: TransitionSpec, bf16: bool, h: Tensor, z: Tensor, plan: Plan | None = None, looked: Look | None = None,
 ) -> None:  # fmt: skip
-    """Fill h ([P,] T, B, H) and z ([P,] T, B, ΣM-H) from A ([P,] T, B, ΣM). `looked` is what `look_ahead` found."""
+    """Fill h ([P,] T, B, H) and z ([P,] T, B, ΣM-H) from A ([P,] T, B, ΣM). `looked`: `look_ahead`, begun."""
     ready = _ready(h, spec, bf16, False, reset is not None, False, plan)
     A, h0 = _rows(A, 3), _rows(h0, 2)
     strides = [A.stride(0), h0.stride(0)] if A.dim() == 4 else [0, 0]
@@ -86,12 +86,12 @@ def forward(
 def backward(
     dh: Tensor, dz: Tensor | None, h: Tensor, z: Tensor, W: Sequence[Tensor], S: Sequence[Tensor],
     reset: Tensor | None, spec: TransitionSpec, bf16: bool, dA: Tensor, dh0: Tensor | None,
-    plan: Plan | None = None, after: Tensor | None = None, looked: Looked | None = None,
+    plan: Plan | None = None, after: Tensor | None = None, looked: Look | None = None,
 ) -> None:  # fmt: skip
     """Fill dA ([P,] T, B, ΣM) and dh0 ([P,] B, H).
 
     The tensor-core kernel can go through a stretch of a sequence: `after` is dA (B, ΣM) of the step that follows,
-    dh0 is None where steps come before, and the marks' row that follows is read as well. `looked` is what `look` found.
+    dh0 is None where steps come before, and the marks' row that follows is read as well. `looked`: `look`, begun.
     """
     dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
     dz = _wanted(dz, spec)
@@ -104,25 +104,25 @@ def backward(
 
 def look(
     dh: Tensor, dz: Tensor | None, W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec, bf16: bool,
-    has_reset: bool, plan: Plan | None = None, stream: int | None = None,
-) -> Looked | None:  # fmt: skip
-    """What `backward` would look at before its loop, if its kernel does; dh is contiguous."""
+    has_reset: bool, plan: Plan | None = None,
+) -> Look | None:  # fmt: skip
+    """What `backward` would look at before its loop, if its kernel does: to be begun. dh is contiguous."""
     dz = _wanted(dz, spec)
     ready = _ready(dh, spec, bf16, True, has_reset, dz is not None, plan)
     if ready.plan.path != "mma":
         return None
-    return _look(ready, _matrices(ready, W, S, bf16), dh, dz, 0, dh, stream)
+    return _look(ready, _matrices(ready, W, S, bf16), dh, dz, 0, dh)
 
 
 def look_ahead(
     x: Tensor, W: Sequence[Tensor], S: Sequence[Tensor], spec: TransitionSpec, bf16: bool, has_reset: bool,
-    plan: Plan | None = None, stream: int | None = None,
-) -> Looked | None:  # fmt: skip
-    """What `forward` would look at before its loop, where that is the matrices alone; x is (T, B, anything)."""
+    plan: Plan | None = None,
+) -> Look | None:  # fmt: skip
+    """What `forward` would look at before its loop, where that is the matrices alone: to be begun. x is (T, B, any)."""
     ready = _ready(x, spec, bf16, False, has_reset, False, plan)
     if ready.plan.path != "mma" or planning.unbounded(ready.stages):
         return None
-    return _look(ready, _matrices(ready, W, S, bf16), None, None, 0, x, stream)
+    return _look(ready, _matrices(ready, W, S, bf16), None, None, 0, x)
 
 
 def _wanted(dz: Tensor | None, spec: TransitionSpec) -> Tensor | None:
@@ -131,12 +131,12 @@ def _wanted(dz: Tensor | None, spec: TransitionSpec) -> Tensor | None:
 
 def _look(
     ready: Prepared, matrices: list[tuple[Tensor, int, int, int]], given: Tensor | None, mid: Tensor | None,
-    stride: int, h: Tensor, stream: int | None = None,
-) -> Looked:  # fmt: skip
+    stride: int, h: Tensor,
+) -> Look:  # fmt: skip
     members, steps, batch = h.shape[:-1] if h.dim() == 4 else (1, *h.shape[:-1])
     case = Case(members, steps, batch, stride, mid is not None)
     arch = ready.plan.arch(device_of(h.device.index))
-    return magnitudes(ready.stages, case, matrices, (given, mid), h.device, arch, stream)
+    return Look(ready.stages, case, matrices, (given, mid), h.device, arch)
 
 
 def _ready(
@@ -174,7 +174,7 @@ def _matrices(
 
 def _launch(
     ready: Prepared, matrices: list[tuple[Tensor, int, int, int]], pointers: list[Tensor | None],
-    strides: list[int], h: Tensor, looked: Looked | None = None,
+    strides: list[int], h: Tensor, looked: Look | None = None,
 ) -> None:  # fmt: skip
     """`strides` are those of A's and h0's members; h is the state of all steps, ([P,] T, B, H)."""
     plan, reset, device = ready.plan, pointers[-1], h.device
@@ -199,7 +199,7 @@ def _launch(
     else:
         fields += [0, 0, 0]
     if plan.path == "mma":
-        looked = looked or _look(ready, matrices, pointers[0], pointers[1], strides[0], h)
+        looked = looked or _look(ready, matrices, pointers[0], pointers[1], strides[0], h).begin()
         fields += looked.addresses
     else:
         fields += [0, 0]

@@ -28,8 +28,8 @@ struct Params {
   const u8* reset;         // (T,B)
   i64 input_member, initial_member, reset_member;
   i64 steps, batch, groups;
-  u32* exchange;           // wide.cu alone: zeroed before the launch
-  i64 items, share;        // likewise: row groups of all members; how many of them a team serves
+  u32* exchange;           // wide.cu, where it is zeroed before the launch, and mma.cu
+  i64 items, share;        // wide.cu alone: row groups of all members; how many of them a team serves
   // mma.cu alone, from largest.cu: the largest sum of magnitudes of eight rows of each matrix (MATRICES, pieces), and the
   // largest magnitude of each row of `input` and `input_mid` (T,B,DEPTH layers).
   const float *most_weights, *most_input;

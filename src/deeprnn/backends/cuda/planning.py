@@ -285,7 +285,7 @@ def mma_plan(
     threads = 32 * (warps + finishers + scalers)
     if ntiles * streams > 16 or threads > 1024:  # a lane's reset marks fill a word
         return None
-    if 2 * depth + len(ring.stages) > MOST_JOBS:
+    if depth + len(ring.stages) > MOST_JOBS:
         return None
     tiles = [_up(n, 16) for n in ring.sizes]
     mine = [_up(_up(n, cluster), mgroups) for n in tiles]

@@ -50,8 +50,9 @@ def short_width(columns: int, blocks: int, members: int, processors: int) -> int
     """The same for short rows, of two: that with which the busiest warpgroup, which has blocks of rows, writes less."""
 
     def busiest(width: int) -> int:
-        teams = max(1, processors // (-(-columns // width) * members))
-        return -(-blocks // (2 * teams)) * width
+        tiles = -(-columns // width) * members
+        teams, waves = max(1, processors // tiles), -(-tiles // processors)
+        return waves * -(-blocks // (2 * teams)) * width
 
     return min((tile_width(columns, widest) for widest in (WIDEST_SHORT, LESS_WIDE)), key=busiest)
 
