@@ -21,7 +21,7 @@ from deeprnn.errors import UserError
 FOLDER = Path(__file__).parent
 HEADERS = (
     *("common.cuh", "params.cuh", "halves.cuh", "parts.cuh", "hopper.cuh", "operands.cuh"),
-    *("mma_layout.cuh", "mma_products.cuh", "mma_tiles.cuh"),
+    *("mma_layout.cuh", "mma_products.cuh", "mma_tiles.cuh", "mma_scales.cuh"),
 )
 OPTIONS = ("--std=c++17",)
 _lock = threading.Lock()
