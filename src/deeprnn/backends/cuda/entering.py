@@ -132,51 +132,67 @@ def _enter(x: Tensor, weight: Tensor, bias: Tensor | None, looked: Look | None) 
             beside.end()
 
 
-def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> tuple[Tensor, Tensor, Found]:
-    """dA, dh0, and all sums over the rows of dA together, those of one stretch beside the loop over the next."""
+class _Part(NamedTuple):
+    """A stretch of the sequence: what its loop is given, what is looked at before it, and the sums over its rows."""
+
+    given: list[Any]  # to `launch.backward`
+    after: Tensor | None
+    dA: Tensor
+    look: Look | None
+    sums: products.AllSums
+
+
+def _parts(
+    loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool, dA: Tensor, dh0: Tensor
+) -> list[_Part]:
+    """The stretches, the last one first, as the loop goes. All memory is taken here."""
     dh, dz, h, z, h0, W, S, reset, *_, precision = loop
     dh, h, z = dh.contiguous(), h.contiguous(), z.contiguous()
     dz, marks = (None if t is None else t.contiguous() for t in (dz, reset))
-    cutting, sums = _cutting(x, spec, precision), []
-    order = cutting.stretches[::-1]
+    bf16, cutting, parts = precision == "bf16", _cutting(x, spec, precision), []
 
     def part(t: Any, a: int, b: int) -> Any:
-        return t if t is None or len(order) == 1 else t[a:b]
+        return t if t is None or len(cutting.stretches) == 1 else t[a:b]
 
-    for a, b in order:
-        own = part(h, a, b), part(z, a, b), h0 if a == 0 else h[a - 1], part(marks, a, b)
-        shares = cutting.free if a else 0, sums[0] if sums else None
-        entered = part(x, a, b), with_bias
-        sums.append(products.AllSums(*own, spec.sizes, runs_of(spec.shortcuts), *entered, *shares))
-    dA, dh0 = cuda._gradients(h, z, h0)
-    bf16, beside = precision == "bf16", None
-    pairs = [(part(dh, a, b), part(dz, a, b)) for a, b in order]
-    looked = [launch.look(*pair, W, S, spec, bf16, marks is not None) for pair in pairs]
-    if looked[0] is not None:
-        looked[
-            0
-        ].begin()  # before anything goes beside the loop: it would take the processors that the loop needs
+    for a, b in reversed(cutting.stretches):
+        dh_, dz_, h_, z_, marks_, x_, dA_ = (part(t, a, b) for t in (dh, dz, h, z, marks, x, dA))
+        before, free, onto = h[a - 1] if a else h0, cutting.free if a else 0, parts[0].sums if parts else None
+        runs = runs_of(spec.shortcuts)
+        sums = products.AllSums(h_, z_, before, marks_, spec.sizes, runs, x_, with_bias, free, onto)
+        look = launch.look(dh_, dz_, W, S, spec, bf16, marks is not None)
+        given = [dh_, dz_, h_, z_, W, S, marks_, spec, bf16, dA_, None if a else dh0]
+        parts.append(_Part(given, dA[b] if b < len(dA) else None, dA_, look, sums))
+    return parts
+
+
+def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> tuple[Tensor, Tensor, Found]:
+    """dA, dh0, and all sums over the rows of dA together, those of one stretch beside the loop over the next."""
+    dA, dh0 = cuda._gradients(*loop[2:5])
+    parts, beside = _parts(loop, x, spec, with_bias, dA, dh0), None
+    if (
+        parts[0].look is not None
+    ):  # before anything goes beside the loop and takes the processors that it needs
+        parts[0].look.begin()
     try:
-        for i, (a, b) in enumerate(order):
+        for i, part in enumerate(parts):
             if beside is not None and i == 1:
                 beside.wait()
-            beside = Beside(h.device)
-            *cut, mine, own = (part(t, a, b) for t in (dh, dz, h, z, marks, dA))
-            given: list[Any] = [*cut, W, S, mine, spec, bf16, own, None if a else dh0]
-            launch.backward(*given, after=dA[b] if b < len(dA) else None, looked=looked[i])
+            beside = Beside(dA.device)
+            launch.backward(*part.given, after=part.after, looked=part.look)
             stream = beside.begin()  # the loop leaves processors idle, and nothing here waits for it
-            if i == 0:
-                for later in filter(None, looked[1:]):
-                    later.begin(stream)
-                beside.mark()
-                for each in sums:
-                    each.begin(stream)
-            else:
-                sums[i - 1].finish(part(dA, *order[i - 1]), stream)
+            if i > 0:
+                parts[i - 1].sums.finish(parts[i - 1].dA, stream)
+                continue
+            for later in parts[1:]:
+                if later.look is not None:
+                    later.look.begin(stream)
+            beside.mark()
+            for each in parts:
+                each.sums.begin(stream)
     finally:  # where a launch failed, too: the second stream may still read these tensors
         if beside is not None:
             beside.end()
-    found, entered = sums[-1].finish(part(dA, *order[-1]))
+    found, entered = parts[-1].sums.finish(parts[-1].dA)
     dU, db = (t.split(spec.sizes) for t in entered) if with_bias else (entered[0].split(spec.sizes), ())
     return dA, dh0, (dU, db, *sorted_gradients(lambda runs: found, spec.sizes, spec.shortcuts))
 

@@ -24,7 +24,8 @@ Stretch = tuple[int, int]  # first step, one past the last
 MOST = 3  # stretches
 LEAST_FREE = 24  # processors: beside fewer the sums would outlast the loop
 CLOCK = 1980  # cycles a µs
-WORTH, START = 250.0, 34.0  # µs of sums from which on it pays without a graph, and of a further launch (at most)
+WORTH = 250.0  # µs of sums from which on it pays without a graph
+START = 34.0  # µs of a further launch, at most: measured when a look of its own came before it
 SUM, CUT = 7.9e-9, 2.05e-6  # µs (H200) for each number of a gradient and row, and for cutting a number of dA
 
 
