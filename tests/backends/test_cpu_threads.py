@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,3 +72,22 @@ def test_after_a_fork_the_threads_are_ours(monkeypatch):
     names = []
     cpu_threads.together([lambda: None, lambda: names.append(threading.current_thread().name)])
     assert names == ["deeprnn-cpu"]
+
+
+def test_of_several_copies_of_openmp_torchs_is_taken():
+    """Other packages bring one too; theirs are other threads."""
+    site = "/env/lib/site-packages"
+
+    def found(*paths):
+        maps = "\n".join(
+            f"7f0000-7f1000 r-xp 00000000 08:01 42   {path}" for path in (*paths, *paths, "/lib/libc.so.6")
+        )
+        return cpu_threads._own_copy(maps, Path(f"{site}/torch"))
+
+    inside, beside = f"{site}/torch/lib/libgomp.so.1", f"{site}/torch.libs/libgomp-a34b3233.so.1"
+    other, system = f"{site}/scikit_learn.libs/libgomp-d22c30c5.so.1", "/usr/lib/libgomp.so.1"
+    assert found(inside, other, system) == inside
+    assert found(other, beside) == beside
+    assert found(system) == system
+    assert found(other, system) is None
+    assert found() is None

@@ -55,14 +55,8 @@ class Emulated:
         assert error is None, f"{error.decode()} (order of threads by seed {seed})"
 
 
-def emulate(
-    case: Case, choose, folder: Path, monkeypatch, bounds: tuple[int, ...] = (),
-    change=lambda tensors: None, by_row: bool = False,
-) -> None:  # fmt: skip
-    """Forward and backward of a case against the reference in float64; `choose(ring)` gives the plan.
-
-    `bounds`: where the sequence is cut into stretches, each a launch of its own. `change` may alter what was drawn.
-    """
+def emulate_kernels(folder: Path, monkeypatch) -> None:
+    """What `launch` compiles is compiled for the CPU."""
     kernels = {}
 
     def kernel_of(plan, ring, reset, mid, device):
@@ -78,6 +72,17 @@ def emulate(
     monkeypatch.setattr(launch, "kernel_of", kernel_of)
     monkeypatch.setattr(largest, "kernel_of", looking)
     monkeypatch.setattr(launch, "device_of", lambda index: H200)
+
+
+def emulate(
+    case: Case, choose, folder: Path, monkeypatch, bounds: tuple[int, ...] = (),
+    change=lambda tensors: None, by_row: bool = False,
+) -> None:  # fmt: skip
+    """Forward and backward of a case against the reference in float64; `choose(ring)` gives the plan.
+
+    `bounds`: where the sequence is cut into stretches, each a launch of its own. `change` may alter what was drawn.
+    """
+    emulate_kernels(folder, monkeypatch)
     tensors = grid.draw(case, fresh_seed())
     change(tensors)
     lead = (lambda x: x) if case.population else (lambda x: x.unsqueeze(0))
@@ -114,21 +119,27 @@ def emulate(
         launch.backward(*arguments, plan=plans[1], after=dA[0, b] if b < T else None, looked=looked)
     for p in range(P):
         member = {n: x if n == "reset" else lead(x)[p] for n, x in tensors.items()}
-        outputs = {"h": h[p], "z": z[p], "dA": dA[p], "dh0": dh0[p]}
-        truth, plain = (by_reference(case, member, dtype) for dtype in (torch.float64, torch.float32))
-        usable = torch.isfinite(torch.cat([plain["h"], plain["z"]], -1)).all(-1)
-        for name, out in outputs.items():
-            finite = torch.isfinite(plain[name]).all(-1)
-            assert not torch.isfinite(out[~finite]).all(-1).any(), f"{name} has numbers where none should be"
-            if name in ("dA", "dh0"):  # what is beyond an output that is none is nobody's concern
-                finite = finite & (usable if name == "dA" else usable.all(0))
-            assert torch.isfinite(out[finite]).all(), f"{name} was not written everywhere"
-            rows = [x[finite] for x in (out, plain[name], truth[name])]
-            error, least = off(rows[0], rows[2]), 4 * off(*rows[1:])
-            assert error < 1e-6 or error < least, f"{name} is off by {error:.1e}"
-            if by_row and out.numel():  # each row of the batch at each step by itself
-                for mine, fp32, known in zip(*rows, strict=True):
-                    assert off(mine, known) < max(3e-6, 8 * off(fp32, known)), f"a row of {name}"
+        compare(case, member, {"h": h[p], "z": z[p], "dA": dA[p], "dh0": dh0[p]}, by_row)
+
+
+def compare(
+    case: Case, member: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor], by_row: bool
+) -> None:
+    """A member's outputs and gradients with the reference in float64, beside the reference in fp32."""
+    truth, plain = (by_reference(case, member, dtype) for dtype in (torch.float64, torch.float32))
+    usable = torch.isfinite(torch.cat([plain["h"], plain["z"]], -1)).all(-1)
+    for name, out in outputs.items():
+        finite = torch.isfinite(plain[name]).all(-1)
+        assert not torch.isfinite(out[~finite]).all(-1).any(), f"{name} has numbers where none should be"
+        if name in ("dA", "dh0"):  # what is beyond an output that is none is nobody's concern
+            finite = finite & (usable if name == "dA" else usable.all(0))
+        assert torch.isfinite(out[finite]).all(), f"{name} was not written everywhere"
+        rows = [x[finite] for x in (out, plain[name], truth[name])]
+        error, least = off(rows[0], rows[2]), 4 * off(*rows[1:])
+        assert error < 1e-6 or error < least, f"{name} is off by {error:.1e}"
+        if by_row and out.numel():  # each row of the batch at each step by itself
+            for mine, fp32, known in zip(*rows, strict=True):
+                assert off(mine, known) < max(3e-6, 8 * off(fp32, known)), f"a row of {name}"
 
 
 def by_reference(case: Case, member: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -105,18 +105,24 @@ def openmp() -> ctypes.CDLL | None:
     import torch
 
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        maps = Path("/proc/self/maps").read_text()
     except OSError:
         return None
-    paths = sorted({line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line})
-    own = [path for path in paths if path.startswith(str(Path(torch.__file__).parent.parent))]
-    found = own or paths
-    if len(found) != 1:  # several copies have several teams: which is torch's cannot be told
+    path = _own_copy(maps, Path(torch.__file__).parent)
+    if path is None:
         return None
-    library = ctypes.CDLL(found[0])
+    library = ctypes.CDLL(path)
     library.GOMP_parallel.argtypes = (_Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     library.GOMP_parallel.restype = None
     return library
+
+
+def _own_copy(maps: str, torch: Path) -> str | None:
+    """The library in torch's wheel, else the only one that is loaded: each copy has threads of its own."""
+    paths = sorted({line.split(maxsplit=5)[-1] for line in maps.splitlines() if "libgomp" in line})
+    own = [path for path in paths if path.startswith((f"{torch}/", f"{torch}.libs/"))]
+    found = own or paths
+    return found[0] if len(found) == 1 else None
 
 
 def _workers(count: int) -> list[_Worker]:

@@ -169,10 +169,8 @@ def _all_sums(loop: tuple, x: Tensor, spec: TransitionSpec, with_bias: bool) -> 
     """dA, dh0, and all sums over the rows of dA together, those of one stretch beside the loop over the next."""
     dA, dh0 = cuda._gradients(*loop[2:5])
     parts, beside = _parts(loop, x, spec, with_bias, dA, dh0), None
-    if (
-        parts[0].look is not None
-    ):  # before anything goes beside the loop and takes the processors that it needs
-        parts[0].look.begin()
+    if parts[0].look is not None:
+        parts[0].look.begin()  # before anything goes beside the loop: it would take the loop's processors
     try:
         for i, part in enumerate(parts):
             if beside is not None and i == 1:
