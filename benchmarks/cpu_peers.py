@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeprnn import benchmarking
-from deeprnn.benchmark_peers import Work
+from deeprnn.bench import measure
+from deeprnn.bench.peers import Work
 from deeprnn.commands.bench import Bench, with_ratios
-from deeprnn.large_softmax import linear_cross_entropy
-from deeprnn.losses import categorical_nll
+from deeprnn.model.large_softmax import linear_cross_entropy
+from deeprnn.model.losses import categorical_nll
 
 
 def main() -> int:
@@ -103,7 +103,7 @@ def shapes(repeats: int) -> list[dict[str, Any]]:
     rows = []
     for work in works:
         print(work, file=sys.stderr, flush=True)
-        rows += with_ratios(benchmarking.measure(work, ("ours", "eager loop", "reference"), repeats))
+        rows += with_ratios(measure.measure(work, ("ours", "eager loop", "reference"), repeats))
     return rows
 
 
@@ -156,7 +156,7 @@ def words(repeats: int, rows: int = 1000, width: int = 400, classes: int = 10_00
             "rows": rows,
             "classes": classes,
             "seconds": round(statistics.median(times[name]), 4),
-            "peak_mb": benchmarking.peak_memory(way, "cpu"),
+            "peak_mb": measure.peak_memory(way, "cpu"),
             "difference": float(f"{error:.1e}"),
         }
         for name, way in ways.items()

@@ -181,7 +181,7 @@ def before() -> dict[str, Any]:
 
 def child(out: Path, name: str, device: str, tiny: bool, seconds: float) -> None:
     """One stage, in this process: rows until the time is over."""
-    from deeprnn.benchmarking import surroundings
+    from deeprnn.bench.measure import surroundings
 
     started = time.perf_counter()
     stage, _ = stages()[name]

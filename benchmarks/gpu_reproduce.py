@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "src"))
 
-from deeprnn import report  # noqa: E402
+from deeprnn.reproduction import tables  # noqa: E402
 from deeprnn.reproduction.entries import read_entry  # noqa: E402
 from deeprnn.reproduction.plan import find_member, make_plan, wanted  # noqa: E402
 from deeprnn.reproduction.run import Settings, default_jobs, reproduce  # noqa: E402
@@ -74,7 +74,7 @@ class Slice:
         outcome = reproduce(self.settings, self.say, self.pack_ledger)
         self.pack_ledger()
         self.pack_state()
-        self.say(report.text_tables(report.read_ledger(self.settings.ledger)))
+        self.say(tables.text_tables(tables.read_ledger(self.settings.ledger)))
         self.say(f"finished: {', '.join(outcome.finished) or 'none'}")
         self.say(f"unfinished: {', '.join(outcome.unfinished) or 'none'}")
         for name, error in outcome.failed.items():
@@ -135,7 +135,7 @@ class Slice:
         """First stages that are finished and needed still, then unfinished runs, small ones first."""
         settings = self.settings
         names = wanted([*settings.only, *self.arguments.keep], settings.extras)
-        entries = report.read_ledger(settings.ledger)
+        entries = tables.read_ledger(settings.ledger)
         plan = make_plan(names, entries, settings.root, seeds=settings.seeds, overrides=settings.overrides)
         stages: dict[str, list[Path]] = {}
         unfinished: dict[str, list[Path]] = {}

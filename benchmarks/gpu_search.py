@@ -22,11 +22,11 @@ HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "src"))
 
 from deeprnn.backends.cuda.planning import expect_company  # noqa: E402
-from deeprnn.recipe import load_recipe, override  # noqa: E402
 from deeprnn.reproduction.job import SETUP, _on_own_stream  # noqa: E402
 from deeprnn.reproduction.run import SWITCH, _data  # noqa: E402
 from deeprnn.reproduction.streams import ConcurrentEngine  # noqa: E402
 from deeprnn.training.loop import Trainer  # noqa: E402
+from deeprnn.training.recipe import load_recipe, override  # noqa: E402
 from deeprnn.training.session import pick_device  # noqa: E402
 
 

@@ -21,10 +21,10 @@ sys.path[:0] = [str(ROOT / "src")]
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from deeprnn import benchmarking  # noqa: E402
 from deeprnn.backends import TransitionSpec, load, reference  # noqa: E402
-from deeprnn.benchmark_peers import GRAPH, JAX, LIBRARY, Captured, Peer, Work  # noqa: E402
-from deeprnn.benchmarking import relative  # noqa: E402
+from deeprnn.bench import measure  # noqa: E402
+from deeprnn.bench.measure import relative  # noqa: E402
+from deeprnn.bench.peers import GRAPH, JAX, LIBRARY, Captured, Peer, Work  # noqa: E402
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 BATCHES = (1, 16, 64, 256)
@@ -83,7 +83,7 @@ def peers(device: str, tiny: bool, hidden: tuple[int, ...], names: tuple[str, ..
     for H in (9,) if tiny else hidden:
         for batch in (1, 3) if tiny else BATCHES:
             work = Work(5 if tiny else STEPS, batch, H, device=device)
-            rows = [row.to_dict(None) for row in benchmarking.measure(work, names, 2 if tiny else 5)]
+            rows = [row.to_dict(None) for row in measure.measure(work, names, 2 if tiny else 5)]
             called = {r["peer"]: r["train_us"] for r in rows}.get("ours, called")
             for row in rows:
                 row |= {"called_us": called} if row["peer"] == "ours" and called else {}
@@ -149,10 +149,10 @@ def describe(point: Point, device: str) -> dict[str, Any]:
 def median_us(call, device: str, seconds: float = 0.06) -> float:
     """Median microseconds of a call; several calls a sample where they are short."""
     call()
-    once = benchmarking._seconds(call, device)
+    once = measure._seconds(call, device)
     peer = Peer("", call, [], lambda: (torch.empty(0), []), calls=max(1, min(5, int(2e-3 / max(once, 1e-6)))))
     repeats = max(3, min(9, int(seconds / max(once * peer.calls, 1e-6))))
-    return statistics.median(benchmarking._seconds(call, device, peer) for _ in range(repeats)) * 1e6
+    return statistics.median(measure._seconds(call, device, peer) for _ in range(repeats)) * 1e6
 
 
 def curve_row(point: Point, device: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def curve_row(point: Point, device: str) -> dict[str, Any]:
         graphs = Captured(peer, g)
         forward, train = graphs.forward, graphs.train
     else:
-        forward, train = benchmarking._without_gradients(peer.run), lambda: peer_train(peer, g)
+        forward, train = measure._without_gradients(peer.run), lambda: peer_train(peer, g)
     row["forward_us"] = round(median_us(forward, device) / point.steps, 4)
     row["train_us"] = round(median_us(train, device) / point.steps, 4)
     return row
@@ -195,8 +195,8 @@ def curves(device: str, tiny: bool) -> Rows:
 def epochs(device: str, tiny: bool) -> Rows:
     """Nottingham, the paper's full update, one seed and fifteen: setting up, then epoch by epoch."""
     from deeprnn.data import load as load_data
-    from deeprnn.recipe import load_recipe, override
     from deeprnn.training.loop import Trainer
+    from deeprnn.training.recipe import load_recipe, override
 
     recipe = load_recipe("paper/nottingham/dts")
     data: Any = load_data(recipe.data.name)
@@ -232,7 +232,7 @@ def _wait(device: str) -> None:
 
 def first(device: str, tiny: bool) -> Rows:
     """The first call of a process, kernels compiled and on disk."""
-    from deeprnn.benchmark_first import first_calls
+    from deeprnn.bench.first_call import first_calls
 
     yield "first_call", first_calls(Work(5 if tiny else STEPS, 1, 9 if tiny else 400, device=device))
 

@@ -10,9 +10,9 @@ from tempfile import mkdtemp
 
 import numpy as np
 
-from deeprnn.recipe import Recipe, override
 from deeprnn.render import midi_bytes
-from deeprnn.runs import Run, load_run
+from deeprnn.runs.folder import Run, load_run
+from deeprnn.training.recipe import Recipe, override
 from deeprnn.training.session import run_recipe
 
 SENTENCES = ("the cat sat on the mat", "a dog ran to the cat", "the mat lay under a dog", "on it sat the cat")

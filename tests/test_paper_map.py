@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import deeprnn.equations
-import deeprnn.models
+import deeprnn.model.equations
+import deeprnn.model.models
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
@@ -57,8 +57,8 @@ def test_every_row_names_both(row):
 def test_every_displayed_equation_is_on_the_map():
     """A function of equations.py whose docstring cites the paper is an equation of it."""
     cited = {
-        f"deeprnn.equations.{name}"
-        for name, function in inspect.getmembers(deeprnn.equations, inspect.isfunction)
+        f"deeprnn.model.equations.{name}"
+        for name, function in inspect.getmembers(deeprnn.model.equations, inspect.isfunction)
         if re.search(r"Eqs?\. \(|Sec\. ", function.__doc__ or "")
     }
     assert len(cited) >= 11
@@ -67,10 +67,10 @@ def test_every_displayed_equation_is_on_the_map():
 
 def test_every_builder_is_on_the_map():
     builders = {n for n in deeprnn.__all__ if n.endswith("rnn") and n.islower() and n != "deeprnn"}
-    assert {f"deeprnn.models.{n}" for n in builders} <= set(FUNCTIONS)
+    assert {f"deeprnn.model.models.{n}" for n in builders} <= set(FUNCTIONS)
     assert len(builders) == 8
 
 
 def test_the_papers_five_numbered_equations_are_cited_in_the_code():
-    text = inspect.getsource(deeprnn.equations)
+    text = inspect.getsource(deeprnn.model.equations)
     assert set(re.findall(r"\((\d)\)", " ".join(re.findall(r"Eqs?\. [^.]*\.", text)))) == set("12345")

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import deeprnn
-from deeprnn import generate
-from deeprnn.recipe import load_recipe, override
+from deeprnn.generation import generate
+from deeprnn.training.recipe import load_recipe, override
 from deeprnn.render.curves import curves_png
 from deeprnn.render.pianoroll import pianoroll_png
 from deeprnn.training.evaluate import one_gram
@@ -42,8 +42,8 @@ Image(pianoroll_png(chorale[:128], steps_per_beat=steps, dpi=65))
 # layer between state and output (deep **o**utput). It is assembled from the recipe's plain data:
 
 # %%
-from deeprnn.anatomy import equations
-from deeprnn.drawing import model_svg
+from deeprnn.model.structure import equations
+from deeprnn.render.model_diagram import model_svg
 
 spec = recipe.model.spec(data.size, False, recipe.regulariser.dropout)
 print(*equations(spec), sep="\n")
@@ -74,7 +74,7 @@ Image(music.png(dpi=65))
 # `IPython.display.Audio(music.wav())` plays it. Is it new? The longest passage that it shares with the training data:
 
 # %%
-from deeprnn.copycheck import Corpus
+from deeprnn.generation.copy_check import Corpus
 
 corpus = Corpus(list(data.splits["train"]), data.names["train"])
 ours, theirs = corpus.longest(music.sampled[0]), corpus.longest(chorale)

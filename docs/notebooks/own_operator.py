@@ -64,7 +64,7 @@ class Model(nn.Module):
 from deeprnn import load_data
 from deeprnn.data import Grid
 from deeprnn.data.batching import music_chunks, music_evaluation
-from deeprnn.losses import bernoulli_nll
+from deeprnn.model.losses import bernoulli_nll
 
 data = load_data("bach", grid=Grid(steps_per_beat=1), transpose=True)
 

@@ -27,7 +27,7 @@ print("…", text[6_000:6_300], "…")
 # The recipe `quick/char` with a smaller model. A plain RNN and a DOT(S)-RNN see the text equally often.
 
 # %%
-from deeprnn.recipe import load_recipe, override
+from deeprnn.training.recipe import load_recipe, override
 from deeprnn.render.curves import comparison_png
 from deeprnn.training.session import run_recipe
 from IPython.display import HTML, Image
@@ -49,7 +49,7 @@ Image(comparison_png({run.info["label"]: run.metrics() for run in runs.values()}
 # Low temperatures are safe, high ones bold:
 
 # %%
-from deeprnn import generate
+from deeprnn.generation import generate
 
 best = min(runs.values(), key=lambda run: run.info["result"]["valid"]["bpc"])
 for temperature in (0.4, 0.8, 1.2):

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "DeepRNN": "layers",
-    "Plus": "operators",
-    "Predict": "operators",
-    "SequenceModel": "models",
-    "build": "models",
-    "assemble": "models",
-    "rnn": "models",
-    "dt_rnn": "models",
-    "dts_rnn": "models",
-    "do_rnn": "models",
-    "dot_rnn": "models",
-    "dots_rnn": "models",
-    "stacked_rnn": "models",
-    "stacked_dts_rnn": "models",
-    "ModelSpec": "specs",
-    "PlusSpec": "specs",
-    "PredictSpec": "specs",
-    "Dropout": "specs",
-    "InitSpec": "init",
+    "DeepRNN": "model.layers",
+    "Plus": "model.operators",
+    "Predict": "model.operators",
+    "SequenceModel": "model.models",
+    "build": "model.models",
+    "assemble": "model.models",
+    "rnn": "model.models",
+    "dt_rnn": "model.models",
+    "dts_rnn": "model.models",
+    "do_rnn": "model.models",
+    "dot_rnn": "model.models",
+    "dots_rnn": "model.models",
+    "stacked_rnn": "model.models",
+    "stacked_dts_rnn": "model.models",
+    "ModelSpec": "model.specs",
+    "PlusSpec": "model.specs",
+    "PredictSpec": "model.specs",
+    "Dropout": "model.specs",
+    "InitSpec": "model.init",
     "UserError": "errors",
-    "load_run": "runs",
+    "load_run": "runs.folder",
     "load_data": "data",
 }
 
@@ -36,9 +36,9 @@ __all__ = ["__version__", *_WHERE]
 if TYPE_CHECKING:
     from deeprnn.data import load as load_data
     from deeprnn.errors import UserError
-    from deeprnn.init import InitSpec
-    from deeprnn.layers import DeepRNN
-    from deeprnn.models import (
+    from deeprnn.model.init import InitSpec
+    from deeprnn.model.layers import DeepRNN
+    from deeprnn.model.models import (
         SequenceModel,
         assemble,
         build,
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
         stacked_dts_rnn,
         stacked_rnn,
     )
-    from deeprnn.operators import Plus, Predict
-    from deeprnn.runs import load_run
-    from deeprnn.specs import Dropout, ModelSpec, PlusSpec, PredictSpec
+    from deeprnn.model.operators import Plus, Predict
+    from deeprnn.model.specs import Dropout, ModelSpec, PlusSpec, PredictSpec
+    from deeprnn.runs.folder import load_run
 
 
 def __getattr__(name: str) -> Any:

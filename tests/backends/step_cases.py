@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deeprnn import units
-from deeprnn.backends import reference, steps
+from deeprnn.backends import reference
+from deeprnn.backends import stepwise as steps
+from deeprnn.model import units
 
 
 @dataclass(frozen=True)

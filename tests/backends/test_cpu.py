@@ -95,7 +95,7 @@ def test_gradients_inside_vmap_equal_gradients_outside(path):
 @pytest.mark.parametrize("B", [1, 12])
 def test_threads_and_the_way_they_share_change_no_bit(B, monkeypatch):
     pytest.importorskip("llvmlite")
-    from deeprnn.backends import cpu_fast
+    from deeprnn.backends.cpu.jit import run as cpu_fast
 
     monkeypatch.setattr(cpu, "PATH", "fast")
     monkeypatch.setattr(cpu_fast, "WORK_PER_THREAD", 1)
@@ -124,7 +124,7 @@ def test_threads_and_the_way_they_share_change_no_bit(B, monkeypatch):
 def test_processors_with_narrower_vectors(vector_bytes, registers, monkeypatch):
     """AVX2 and NEON shapes of the same programs; this processor may be wider, the code runs all the same."""
     pytest.importorskip("llvmlite")
-    from deeprnn.backends import cpu_jit
+    from deeprnn.backends.cpu.jit import compile as cpu_jit
 
     target, engine, widest, _ = cpu_jit.machine()
     if vector_bytes > widest:
@@ -238,7 +238,7 @@ def test_it_works_inside_torch_compile(path):
 
 def test_several_threads_may_call_at_once(monkeypatch):
     pytest.importorskip("llvmlite")
-    from deeprnn.backends import cpu_fast
+    from deeprnn.backends.cpu.jit import run as cpu_fast
 
     monkeypatch.setattr(cpu, "PATH", "fast")
     monkeypatch.setattr(cpu_fast, "WORK_PER_THREAD", 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deeprnn.backends import cpu_threads
+from deeprnn.backends.cpu.jit import threads as cpu_threads
 
 
 @pytest.fixture(params=["torch's", "ours"])

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from deeprnn import DeepRNN, backends
-from deeprnn.backends import TransitionSpec, cpu_plain, reference
+from deeprnn.backends import TransitionSpec, reference
 from deeprnn.backends import cuda as backend
+from deeprnn.backends.cpu import plain as cpu_plain
 from deeprnn.backends.cuda import driver, nvrtc
 from tests.backends import grid
 from tests.backends.grid import Case

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deeprnn.backends import cpu, cpu_plain, load, reference
+from deeprnn.backends import cpu, load, reference
+from deeprnn.backends.cpu import plain as cpu_plain
 from deeprnn.backends.gradients import weight_gradients
 from tests.backends import grid
 from tests.backends.grid import Case, Rejected, examine

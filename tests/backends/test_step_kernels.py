@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 import torch
 
-from deeprnn.backends import steps
+from deeprnn.backends import stepwise as steps
 from deeprnn.backends.cuda import nvrtc, step_kernels, unit_kernels
 from tests.backends.grid import fresh_seed
 from tests.backends.small_emulation import EMULATED, Small

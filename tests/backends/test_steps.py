@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from deeprnn import backends, units
-from deeprnn.backends import steps, steps_plain
-from deeprnn.models import dots_rnn
-from deeprnn.operators import Plus
+from deeprnn import backends
+from deeprnn.backends import stepwise as steps
+from deeprnn.backends.stepwise import plain as steps_plain
+from deeprnn.model import units
+from deeprnn.model.models import dots_rnn
+from deeprnn.model.operators import Plus
 from tests.backends.grid import fresh_seed
 from tests.backends.step_cases import (
     CASES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deeprnn.commands import demo
-from deeprnn.recipe import load_recipe, override, to_toml
+from deeprnn.training.recipe import load_recipe, override, to_toml
 
 
 def test_the_demo_trains_compares_and_writes_its_files(tmp_path, monkeypatch, capsys):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deeprnn.recipe import OptimiserPart
 from deeprnn.training import fused
 from deeprnn.training.optimiser import Optimiser
+from deeprnn.training.recipe import OptimiserPart
 from tests.backends.small_emulation import EMULATED, Small
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

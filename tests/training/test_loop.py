@@ -9,11 +9,11 @@ import torch
 from deeprnn.data import load
 from deeprnn.data.batching import Batch
 from deeprnn.data.music import MusicData
-from deeprnn.models import build
-from deeprnn.recipe import EvaluationPart
-from deeprnn.specs import Dropout
+from deeprnn.model.models import build
+from deeprnn.model.specs import Dropout
 from deeprnn.training.evaluate import dynamic_evaluation, evaluate, evaluation_plan, one_gram, score
 from deeprnn.training.loop import NonFinite, Trainer
+from deeprnn.training.recipe import EvaluationPart
 from tests.helpers import benchmark_data
 from tests.training.toys import DEEP, music, recipe, text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deeprnn.models import build, rnn
-from deeprnn.specs import Dropout
+from deeprnn.model.models import build, rnn
+from deeprnn.model.specs import Dropout
 from deeprnn.training import fused, rng
 from deeprnn.training.flat import Layout
 from deeprnn.training.noise import Noise, _hashed_masks, dropout_masks

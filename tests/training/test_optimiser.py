@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deeprnn.recipe import OptimiserPart
 from deeprnn.training.optimiser import Optimiser, clip_scale
+from deeprnn.training.recipe import OptimiserPart
 
 PEERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

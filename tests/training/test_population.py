@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deeprnn.recipe import override
 from deeprnn.training.loop import Trainer, members_of
+from deeprnn.training.recipe import override
 from tests.training.toys import DEEP, music, recipe, text
 
 CASES = {

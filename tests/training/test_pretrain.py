@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deeprnn import checkpoint
 from deeprnn.errors import UserError
-from deeprnn.recipe import PretrainPart, load_recipe
-from deeprnn.runs import Run
+from deeprnn.runs import checkpoint
+from deeprnn.runs.folder import Run
 from deeprnn.training.loop import Trainer
 from deeprnn.training.pretrain import first_stage
+from deeprnn.training.recipe import PretrainPart, load_recipe
 from deeprnn.training.session import run_recipe
 from tests.training.toys import DEEP, music, recipe
 
@@ -20,7 +20,7 @@ STACK = {"model__kind": "srnn", "model__hidden": [8, 8]}
 
 
 def toml(tmp_path, **changes) -> str:
-    from deeprnn.recipe import to_toml
+    from deeprnn.training.recipe import to_toml
 
     path = tmp_path / "stage.toml"
     path.write_text(to_toml(recipe(stop__epochs=1, **changes)))

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from deeprnn import checkpoint
 from deeprnn.cli import main
 from deeprnn.errors import UserError
-from deeprnn.models import build
-from deeprnn.recipe import Recipe, to_toml
-from deeprnn.runs import load_run
-from deeprnn.specs import Dropout
+from deeprnn.model.models import build
+from deeprnn.model.specs import Dropout
+from deeprnn.runs import checkpoint
+from deeprnn.runs.folder import load_run
 from deeprnn.training import keeping
 from deeprnn.training.evaluate import dynamic_evaluation, evaluate
+from deeprnn.training.recipe import Recipe, to_toml
 from deeprnn.training.session import resume, rooted, run_recipe
-from tests.test_runs import StopAt, strip
+from tests.runs.test_folder import StopAt, strip
 from tests.training.torture import outcome
 from tests.training.toys import DEEP, music, recipe, text
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from deeprnn.data.music import Grid, MusicData, Songs
 from deeprnn.data.text import TextData, text_data
-from deeprnn.recipe import (
+from deeprnn.training.recipe import (
     DataPart,
     ModelPart,
     Recipe,

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from deeprnn.anatomy import dissect, label
-from deeprnn.checkpoint import save_best
 from deeprnn.data import Grid
-from deeprnn.models import SequenceModel, dots_rnn, dts_rnn, rnn
+from deeprnn.model.models import SequenceModel, dots_rnn, dts_rnn, rnn
+from deeprnn.model.structure import dissect, label
+from deeprnn.runs.checkpoint import save_best
 
 TEXT = "the quick brown fox jumps over the lazy dog\n"
 WORDS = ["<eos>", "<unk>", "the", "a", "cat", "dog", "sat", "ran", "on", "mat", "."]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from deeprnn.generate import sample_music
+from deeprnn.generation.generate import sample_music
 from deeprnn.render import midi_bytes
-from deeprnn.runs import load_run
+from deeprnn.runs.folder import load_run
 from deeprnn.web.limits import Limits
 from tests.web.conftest import client_of, ids
 from tests.web.runs import TEXT, write_run
@@ -255,7 +255,7 @@ def test_text_goes_on(client: TestClient, run: str, text: str) -> None:
 
 
 def test_text_continues_as_generate_does(client: TestClient, folder: Path) -> None:
-    from deeprnn.generate import sample_text
+    from deeprnn.generation.generate import sample_text
 
     run = load_run(folder / "words")
     parts = lines(

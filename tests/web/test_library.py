@@ -106,7 +106,7 @@ def test_broken_files_are_listed_not_raised(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_is_not_shown_as_running(tmp_path: Path) -> None:
-    from deeprnn.checkpoint import lock
+    from deeprnn.runs.checkpoint import lock
 
     run = write_run(tmp_path / "young", status="running", epochs=2)
     library = Library([tmp_path], Limits(), pause=0)

@@ -324,7 +324,8 @@ def _lazily(name: str):
 
 
 # A compiler traces through these, so the modules that it may meet are imported here, at the end.
-from deeprnn.backends import cpu, reference, scan, steps  # noqa: E402
+from deeprnn.backends import cpu, reference, scan  # noqa: E402
+from deeprnn.backends import stepwise as steps  # noqa: E402
 
 _FUNCTIONS = {
     "reference": reference.unroll,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deeprnn import equations, units
 from deeprnn.backends import TransitionSpec
+from deeprnn.model import equations, units
 
 
 def why_not(

@@ -11,7 +11,7 @@ from deeprnn.console import console
 from deeprnn.errors import UserError
 
 if TYPE_CHECKING:
-    from deeprnn.benchmarking import Row
+    from deeprnn.bench.measure import Row
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Bench:
 
     def measure(self, device: str) -> dict[str, Any]:
         """Everything the command prints, as plain data."""
-        from deeprnn import benchmark_peers, benchmarking
-        from deeprnn.benchmark_peers import Work
+        from deeprnn.bench import measure, peers
+        from deeprnn.bench.peers import Work
 
-        known = benchmark_peers.peers_for(device, compiled=True)
+        known = peers.peers_for(device, compiled=True)
         unknown = [name for name in self.peers if name not in known]
         if unknown:
             raise UserError(f"--peers: unknown {unknown[0]!r}; known are {', '.join(known)}")
-        names = self.peers or benchmark_peers.peers_for(device, self.compile)
+        names = self.peers or peers.peers_for(device, self.compile)
         rows = []
         batches = self.batch or ((1, 16, 64) if device == "cpu" else (1, 16, 64, 256))
         for hidden in self.hidden:
@@ -80,11 +80,11 @@ class Bench:
                     print(
                         f"T={self.steps} B={batch} H={hidden} depth {depth} ...", file=sys.stderr, flush=True
                     )
-                    rows += with_ratios(benchmarking.measure(work, names, self.repeats))
+                    rows += with_ratios(measure.measure(work, names, self.repeats))
         settings = {"device": device, "unit": "microseconds per step", "repeats": self.repeats}
-        report = {"format": 1, **benchmarking.surroundings(device), "settings": settings, "rows": rows}
+        report = {"format": 1, **measure.surroundings(device), "settings": settings, "rows": rows}
         if self.first_call == "yes" or (self.first_call == "auto" and device == "cuda"):
-            from deeprnn.benchmark_first import first_calls
+            from deeprnn.bench.first_call import first_calls
 
             print("first calls in fresh processes ...", file=sys.stderr, flush=True)
             work = Work(self.steps, batches[0], self.hidden[0], self.depth[0], device=device)

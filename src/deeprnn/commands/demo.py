@@ -34,8 +34,8 @@ class Demo:
         """Train both, compare, generate."""
         from deeprnn.commands.train import Train, conduct, set_threads
         from deeprnn.console import console
-        from deeprnn.recipe import load_recipe, override
-        from deeprnn.runs import new_folder
+        from deeprnn.runs.folder import new_folder
+        from deeprnn.training.recipe import load_recipe, override
         from deeprnn.training.session import load_data
 
         screen = console()
@@ -64,15 +64,15 @@ class Demo:
 
     def compare(self, folders: list[Path], data: MusicData) -> Path:
         """Both models beside what a model without memory reaches; the better one by validation."""
-        from deeprnn import view
+        from deeprnn.commands import run_view
         from deeprnn.console import console
-        from deeprnn.runs import Run
+        from deeprnn.runs.folder import Run
         from deeprnn.training.evaluate import one_gram
 
         screen = console()
         baseline = one_gram(data, "test")
         rows: list[tuple[str, float]] = [("one-gram (no memory)", baseline)]
-        found = [view.summary(Run(folder)) for folder in folders]
+        found = [run_view.summary(Run(folder)) for folder in folders]
         rows += [(row["label"], row["test"]) for row in found]
         screen.print("[bold]nats per frame on the test chorales[/] (shorter is better)")
         for name, value in rows:
@@ -81,7 +81,7 @@ class Demo:
                 f"  {name:<22} {value:7.3f}  [cyan]{'█' * round(36 * value / baseline):<36}[/]  {share}"
             )
         for folder, row in zip(folders, found, strict=True):
-            view.write_curves(folder)
+            run_view.write_curves(folder)
             if "minutes" in Run(folder).info["reason"]:
                 when = f"after {row['epochs']} epochs"
                 screen.print(f"  ({row['label']} was cut off by time {when}: on an idle machine it goes on)")
@@ -89,9 +89,9 @@ class Demo:
 
     def compose(self, folder: Path) -> None:
         """Let the better model write a chorale, and say where it is and what to try next."""
-        from deeprnn import generate
         from deeprnn.console import console, program
-        from deeprnn.runs import load_run
+        from deeprnn.generation import generate
+        from deeprnn.runs.folder import load_run
 
         screen, run = console(), load_run(folder)
         screen.print(f"\n[bold]A new chorale[/] by {run.info['label']}, sixteen bars ...")

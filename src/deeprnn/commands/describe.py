@@ -13,7 +13,7 @@ from deeprnn.console import console
 from deeprnn.errors import UserError
 
 if TYPE_CHECKING:
-    from deeprnn.specs import ModelSpec
+    from deeprnn.model.specs import ModelSpec
 
 # name -> (takes --intermediate, takes --output-hidden, shortcut and input to every layer, stacked)
 MODELS = {
@@ -96,7 +96,7 @@ class Describe:
             raise UserError(f"name a model ({', '.join(MODELS)}) or a run folder, or ask for --table1")
         if self.model not in MODELS:
             return run_spec(self.model)
-        from deeprnn.models import assemble
+        from deeprnn.model.models import assemble
 
         deep, deep_output, short, stacked = MODELS[self.model]
         if self.intermediate and not deep:
@@ -135,9 +135,9 @@ class Describe:
 
     def draw(self, spec: ModelSpec) -> None:
         """Write the pictures asked for."""
-        from deeprnn import drawing
+        from deeprnn.render import model_diagram
 
-        for path, content in ((self.svg, drawing.model_svg), (self.png, drawing.model_png)):
+        for path, content in ((self.svg, model_diagram.model_svg), (self.png, model_diagram.model_png)):
             if path is None:
                 continue
             data = content(spec)
@@ -148,7 +148,7 @@ class Describe:
 
 def run_spec(name: str) -> ModelSpec:
     """The model of a run folder."""
-    from deeprnn.specs import ModelSpec
+    from deeprnn.model.specs import ModelSpec
 
     path = Path(name) / "run.json"
     if (Path(name) / "population.json").is_file():  # its members differ in their seeds alone
@@ -167,8 +167,8 @@ def run_spec(name: str) -> ModelSpec:
 
 def table1_rows() -> list[dict]:
     """The paper's Table 1 with our counts of weight-matrix entries."""
-    from deeprnn import paper
-    from deeprnn.anatomy import dissect
+    from deeprnn.model import paper
+    from deeprnn.model.structure import dissect
 
     return [
         {
@@ -187,8 +187,8 @@ def show_table1(as_json: bool) -> int:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from deeprnn.anatomy import short_count
-    from deeprnn.paper import LABELS
+    from deeprnn.model.paper import LABELS
+    from deeprnn.model.structure import short_count
 
     rows = table1_rows()
     agree = all(short_count(row["parameters"]) == row["paper"] for row in rows)
@@ -224,7 +224,7 @@ def show_model(spec: ModelSpec) -> None:
     """Equations, matrices and counts for a person."""
     from rich.table import Table
 
-    from deeprnn.anatomy import dissect, equations, label, short_count, symbol
+    from deeprnn.model.structure import dissect, equations, label, short_count, symbol
 
     anatomy, out = dissect(spec), console()
     out.print(f"[bold]{label(spec)}[/bold]\n")
@@ -251,7 +251,7 @@ def show_model(spec: ModelSpec) -> None:
 
 def show_json(spec: ModelSpec) -> None:
     """The same as one JSON document."""
-    from deeprnn.anatomy import dissect, equations, label
+    from deeprnn.model.structure import dissect, equations, label
 
     anatomy = dissect(spec)
     matrices = [

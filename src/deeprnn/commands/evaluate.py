@@ -31,13 +31,13 @@ class Evaluate:
         """Score and print."""
         import json
 
-        from deeprnn import metrics
         from deeprnn.commands.train import set_threads
         from deeprnn.console import console, escape
         from deeprnn.errors import UserError
-        from deeprnn.recipe import Recipe
-        from deeprnn.runs import load_run
+        from deeprnn.model import metrics
+        from deeprnn.runs.folder import load_run
         from deeprnn.training.evaluate import dynamic_evaluation, evaluate
+        from deeprnn.training.recipe import Recipe
         from deeprnn.training.session import load_data, pick_device
 
         set_threads(self.threads)

@@ -23,8 +23,8 @@ class Export:
     def run(self) -> int:
         """Load the run's best parameters and write them."""
         from deeprnn.console import console
-        from deeprnn.export import export_onnx
-        from deeprnn.runs import load_run
+        from deeprnn.model.export import export_onnx
+        from deeprnn.runs.folder import load_run
 
         run = load_run(self.run_folder)
         path = export_onnx(run.model(), self.out, step=self.step)

@@ -15,9 +15,9 @@ from deeprnn.console import console
 from deeprnn.errors import UserError
 
 if TYPE_CHECKING:
-    from deeprnn.copycheck import Passage
-    from deeprnn.runs import Run
-    from deeprnn.works import Music, Text
+    from deeprnn.generation.copy_check import Passage
+    from deeprnn.generation.outputs import Music, Text
+    from deeprnn.runs.folder import Run
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Generate:
 
     def run(self) -> int:
         """Sample, write, and tell."""
-        from deeprnn.runs import load_run
+        from deeprnn.runs.folder import load_run
 
         run = load_run(self.run_folder)
         seed = secrets.randbelow(1 << 31) if self.seed is None else self.seed
@@ -74,7 +74,7 @@ class Generate:
         if run.kind != "music" and self.count == 1 and not self.json:
             work = stream_text(run, options)
         else:
-            from deeprnn import generate
+            from deeprnn.generation import generate
 
             work = generate.from_run(run, **options)
         stem = f"{run.name.replace('/', '-')}-seed{seed}"
@@ -99,7 +99,7 @@ class Generate:
         chosen = {name: value for name, value in optional.items() if value is not None}
         chosen |= {"count": self.count, "temperature": self.temperature, "keep_primer": self.keep_primer}
         if self.primer is not None:
-            from deeprnn.primer import read_primer
+            from deeprnn.generation.primers import read_primer
 
             chosen["primer"] = read_primer(run, self.primer, self.primer_length)
         elif self.primer_length is not None:
@@ -108,7 +108,7 @@ class Generate:
 
     def save(self, work: Music | Text, stem: str) -> list[Path]:
         """Write the files: music always, text where a folder is given."""
-        from deeprnn.works import Music
+        from deeprnn.generation.outputs import Music
 
         if isinstance(work, Music):
             return work.save((self.out or Path("out")) / stem, self.formats)
@@ -118,8 +118,8 @@ class Generate:
         """The copy check, or why there is none."""
         if not self.copy_check:
             return [], None, ""
-        from deeprnn.copycheck import check
-        from deeprnn.primer import run_data
+        from deeprnn.generation.copy_check import check
+        from deeprnn.generation.primers import run_data
 
         try:
             data = run_data(run)
@@ -130,7 +130,7 @@ class Generate:
 
 def stream_text(run: Run, options: dict[str, Any]) -> Text:
     """Print a text symbol by symbol as it is sampled."""
-    from deeprnn import generate
+    from deeprnn.generation import generate
 
     primer = options.get("primer") or ""
     if primer and options.get("keep_primer", True):
@@ -152,7 +152,7 @@ def document(
     """What `--json` prints."""
     import dataclasses
 
-    from deeprnn.works import Text
+    from deeprnn.generation.outputs import Text
 
     steps = sum(len(sample) for sample in work.sampled)
     out: dict[str, Any] = {
@@ -183,8 +183,8 @@ def tell(
     typical: int | None, why_not: str, streamed: bool,
 ) -> None:  # fmt: skip
     """The same for a person; text goes to stdout, everything about it to stderr."""
-    from deeprnn.copycheck import describe
-    from deeprnn.works import Music
+    from deeprnn.generation.copy_check import describe
+    from deeprnn.generation.outputs import Music
 
     about = console(stderr=True)
     music = isinstance(work, Music)

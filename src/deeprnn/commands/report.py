@@ -41,11 +41,11 @@ class Report:
         """Print or write what is asked for."""
         if self.runs or self.html:
             return self._page()
-        from deeprnn import report
+        from deeprnn.reproduction import tables
 
-        entries = report.read_ledger(self.ledger)
+        entries = tables.read_ledger(self.ledger)
         if self.readme:
-            changed = report.update_readme(self.readme, entries, self.bench)
+            changed = tables.update_readme(self.readme, entries, self.bench)
             print(f"{self.readme}: results {'rewritten' if changed else 'were up to date'}")
         if self.figures:
             from deeprnn.reproduction.figures import draw_all
@@ -54,16 +54,16 @@ class Report:
                 print(path)
         if self.readme or self.figures:
             return 0
-        table = report.rows(entries)
+        table = tables.rows(entries)
         if self.json:
             print(json.dumps([row.to_dict() for row in table], indent=1, ensure_ascii=False))
         else:
-            print(report.cells_text(table) if self.cells else report.text_tables(entries))
+            print(tables.cells_text(table) if self.cells else tables.text_tables(entries))
         return 0
 
     def _page(self) -> int:
-        from deeprnn.htmlreport import write_report
-        from deeprnn.htmlreport.gather import collect
+        from deeprnn.reproduction.html import write_report
+        from deeprnn.reproduction.html.gather import collect
 
         if not self.runs:
             raise UserError(

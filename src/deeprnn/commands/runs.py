@@ -21,15 +21,15 @@ class Runs:
         """Print the table."""
         import json
 
-        from deeprnn import view
+        from deeprnn.commands import run_view
         from deeprnn.console import console, escape, show_table
         from deeprnn.errors import UserError
-        from deeprnn.runs import list_runs
+        from deeprnn.runs.folder import list_runs
 
         found = []
         for run in list_runs(self.root):
             try:
-                view.summary(run)
+                run_view.summary(run)
             except (
                 UserError,
                 KeyError,
@@ -44,11 +44,11 @@ class Runs:
             else:
                 found.append(run)
         if self.json:
-            print(json.dumps([view.summary(run) for run in found]))
+            print(json.dumps([run_view.summary(run) for run in found]))
         elif not found:
             console().print(
                 f"no runs in {escape(str(self.root))}: `deeprnn demo` makes two, `deeprnn train bach` one"
             )
         else:
-            show_table(view.results_table(found))
+            show_table(run_view.results_table(found))
         return 0

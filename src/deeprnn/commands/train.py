@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from deeprnn.recipe import Recipe
     from deeprnn.training.evaluate import Data
+    from deeprnn.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Train:
         """Resolve the recipe, train, and show what came of it."""
         from deeprnn.console import console, escape
         from deeprnn.errors import UserError
-        from deeprnn.recipe import override, parse_value
-        from deeprnn.runs import new_folder
+        from deeprnn.runs.folder import new_folder
         from deeprnn.training.defaults import resolve
+        from deeprnn.training.recipe import override, parse_value
         from deeprnn.training.session import rooted
 
         set_threads(self.threads)
@@ -147,8 +147,9 @@ def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, co
     import sys
     from contextlib import ExitStack
 
-    from deeprnn import ledger, view
+    from deeprnn.commands import run_view
     from deeprnn.console import program
+    from deeprnn.runs import ledger
     from deeprnn.training import keeping, session
 
     shown = not (options.quiet or options.json)
@@ -159,10 +160,10 @@ def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, co
             stage.close()  # the first stage's live line gives way to the second's
             watchers: list[Any] = []
             if shown:
-                paper = view.members(place)[0].info.get("paper")
-                watchers.append(stage.enter_context(view.View(trainer, place, paper)))
+                paper = run_view.members(place)[0].info.get("paper")
+                watchers.append(stage.enter_context(run_view.View(trainer, place, paper)))
             if options.tensorboard:
-                watchers.append(view.Board(trainer, place))
+                watchers.append(run_view.Board(trainer, place))
             return watchers
 
         try:
@@ -172,11 +173,13 @@ def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, co
             stage.close()
             print(f"saved; go on with: {program()} resume {shlex.quote(str(folder))}", file=sys.stderr)
             return signal.status
-    entries = [ledger.record(run, options.ledger) for run in view.members(folder)] if options.ledger else []
+    entries = (
+        [ledger.record(run, options.ledger) for run in run_view.members(folder)] if options.ledger else []
+    )
     if options.json:
-        print(json.dumps([view.summary(run) for run in view.members(folder)]))
+        print(json.dumps([run_view.summary(run) for run in run_view.members(folder)]))
     elif shown and conclusion:
-        view.conclusion(folder)
+        run_view.conclusion(folder)
         for path in entries:
-            view.console().print(f"ledger: {path}")
+            run_view.console().print(f"ledger: {path}")
     return 0

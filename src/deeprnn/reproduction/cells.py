@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deeprnn import paper
-from deeprnn.init import CHAR, MUSIC, WORD
-from deeprnn.recipe import Recipe
+from deeprnn.model import paper
+from deeprnn.model.init import CHAR, MUSIC, WORD
+from deeprnn.model.specs import Dropout
 from deeprnn.reproduction import statistics
 from deeprnn.reproduction.entries import Entry, groups, without_idle
-from deeprnn.specs import Dropout
+from deeprnn.training.recipe import Recipe
 
 ENOUGH = 3
 """seeds from which a recipe's mean counts as measured"""

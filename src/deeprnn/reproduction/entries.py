@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.errors import UserError
-from deeprnn.metrics import HEADLINE
-from deeprnn.recipe import Recipe
+from deeprnn.model.metrics import HEADLINE
+from deeprnn.training.recipe import Recipe
 
 FOLDER = Path("results/runs")
 SPLITS = ("train", "valid", "test")

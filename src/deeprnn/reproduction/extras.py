@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from deeprnn import paper
-from deeprnn.anatomy import dissect
+from deeprnn.model import paper
+from deeprnn.model.structure import dissect
 from deeprnn.reproduction import statistics
 from deeprnn.reproduction.cells import chosen, model_spec
 from deeprnn.reproduction.entries import Entry

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeprnn import paper
-from deeprnn.anatomy import short_count
+from deeprnn.model import paper
+from deeprnn.model.structure import short_count
 from deeprnn.render.curves import legend, series
 from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
-from deeprnn.report import TITLES
 from deeprnn.reproduction.cells import Row, rows
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.extras import LABELS, extra_rows, parameters
+from deeprnn.reproduction.tables import TITLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

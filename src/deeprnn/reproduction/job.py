@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeprnn import checkpoint, ledger, runs
 from deeprnn.errors import UserError
-from deeprnn.recipe import Recipe
 from deeprnn.reproduction.entries import identity, read_entry
 from deeprnn.reproduction.plan import find_member
-from deeprnn.runs import Run
+from deeprnn.runs import checkpoint, ledger
+from deeprnn.runs.folder import Run, change_run
 from deeprnn.training import keeping
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import Trainer, members_of
+from deeprnn.training.recipe import Recipe
 
 Say = Callable[[str], None]
 SETUP = threading.Lock()
@@ -57,12 +57,12 @@ def run_job(
             if keeper.restore():
                 say(f"{name}: goes on in epoch {trainer.epoch}")
             for home in homes:
-                runs.change_run(home, status="running")
+                change_run(home, status="running")
             try:
                 trainer.train([keeper, Progress(name, say)])
             except keeping.Interrupted:
                 for home in homes:
-                    runs.change_run(home, status="stopped")
+                    change_run(home, status="stopped")
                 _enter_unfinished(trainer, homes, stage, place, say, name)
                 return False
             keeping.conclude(trainer, folder)

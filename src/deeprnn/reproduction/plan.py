@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from deeprnn import paper
 from deeprnn.errors import UserError
-from deeprnn.recipe import Recipe, load_recipe, override, packaged, parse_value
+from deeprnn.model import paper
 from deeprnn.reproduction.entries import Entry, identity
 from deeprnn.reproduction.extras import LABELS as EXTRAS
-from deeprnn.runs import Run
+from deeprnn.runs.folder import Run
 from deeprnn.training.pretrain import first_stage
+from deeprnn.training.recipe import Recipe, load_recipe, override, packaged, parse_value
 
 SEEDS = {"music": 5, "text": 3}
 """seeds of a cell unless --seeds says otherwise"""

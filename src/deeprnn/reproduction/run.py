@@ -27,11 +27,11 @@ from typing import Any
 from deeprnn.backends.cuda.planning import expect_company
 from deeprnn.data import sources
 from deeprnn.errors import UserError
-from deeprnn.recipe import DataPart, Recipe
 from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Place, Say, run_job
 from deeprnn.reproduction.plan import Job, Plan, make_plan, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
+from deeprnn.training.recipe import DataPart, Recipe
 
 ROOT = Path("runs/reproduce")
 TICK = 0.5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from deeprnn.recipe import Recipe
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.plan import Job
+from deeprnn.training.recipe import Recipe
 
 # ---- how long
 

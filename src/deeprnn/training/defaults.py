@@ -10,8 +10,9 @@ from pathlib import Path
 from deeprnn import data as data_sets
 from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError
-from deeprnn.init import InitSpec
-from deeprnn.recipe import (
+from deeprnn.model.init import InitSpec
+from deeprnn.training.evaluate import Data
+from deeprnn.training.recipe import (
     DataPart,
     ModelPart,
     OptimiserPart,
@@ -22,7 +23,6 @@ from deeprnn.recipe import (
     load_recipe,
     packaged,
 )
-from deeprnn.training.evaluate import Data
 from deeprnn.training.session import load_data
 
 KINDS = ("rnn", "dt", "dts", "do", "dot", "dots", "srnn", "sdts", "dots-star")

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from deeprnn import losses, metrics
 from deeprnn.data.batching import Plan, music_evaluation, text_evaluation
 from deeprnn.data.music import MusicData
 from deeprnn.data.text import TextData
 from deeprnn.errors import UserError
-from deeprnn.models import SequenceModel
-from deeprnn.recipe import EvaluationPart
+from deeprnn.model import losses, metrics
+from deeprnn.model.models import SequenceModel
 from deeprnn.training.flat import Layout
+from deeprnn.training.recipe import EvaluationPart
 
 Data = MusicData | TextData
 TRAIN_STREAMS = 64
@@ -109,7 +109,7 @@ def dynamic_evaluation(
     parameters adapt over the whole split, and the model itself is left as it was.
     """
     from deeprnn.data.batching import music_chunks, text_chunks
-    from deeprnn.recipe import DataPart, OptimiserPart, Recipe, SchedulePart
+    from deeprnn.training.recipe import DataPart, OptimiserPart, Recipe, SchedulePart
     from deeprnn.training.schedule import Schedule
     from deeprnn.training.updater import Updater
 

@@ -19,7 +19,7 @@ from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.launch import device_of
 from deeprnn.errors import UserError
-from deeprnn.recipe import OptimiserPart
+from deeprnn.training.recipe import OptimiserPart
 
 _pointer, _long, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 

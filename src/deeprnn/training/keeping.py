@@ -22,13 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeprnn import __version__, checkpoint, paper, runs
+from deeprnn import __version__
 from deeprnn.data.music import MusicData, Songs
 from deeprnn.errors import UserError
-from deeprnn.models import SequenceModel
-from deeprnn.recipe import Recipe, override, to_toml
+from deeprnn.model import paper
+from deeprnn.model.models import SequenceModel
+from deeprnn.runs import checkpoint
+from deeprnn.runs.folder import Run, change_run, commit, environment, start_population, start_run
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import Trainer, members_of
+from deeprnn.training.recipe import Recipe, override, to_toml
 
 logger = logging.getLogger("deeprnn")
 
@@ -188,7 +191,7 @@ def lay_out(recipe: Recipe, data: Data, folder: Path, device: torch.device | str
     members = members_of(recipe)
     spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
     if len(members) > 1:
-        runs.start_population(folder, [m.name for m in members], to_toml(recipe))
+        start_population(folder, [m.name for m in members], to_toml(recipe))
     shared = {
         "status": "running",
         "data": {
@@ -201,8 +204,8 @@ def lay_out(recipe: Recipe, data: Data, folder: Path, device: torch.device | str
         "label": label(recipe),
         "parameters": sum(p.numel() for p in SequenceModel(spec, "meta", initialise=False).parameters()),
         "version": __version__,
-        "commit": runs.commit(),
-        "environment": runs.environment(str(device)),
+        "commit": commit(),
+        "environment": environment(str(device)),
         "paper": paper.result(data.name, recipe.model.kind) if is_paper(recipe) else None,
         "metric": METRICS[data.kind],
         "result": None,
@@ -210,7 +213,7 @@ def lay_out(recipe: Recipe, data: Data, folder: Path, device: torch.device | str
     for member, home in zip(members, homes(recipe, folder), strict=True):
         own = override(recipe, {"seeds": [member.seed], "rates": [], "optimiser.rate": member.rate})
         name = folder.name if home == folder else f"{folder.name}/{member.name}"
-        runs.start_run(home, {"name": name, **shared, "seed": member.seed}, to_toml(own), side_files(data))
+        start_run(home, {"name": name, **shared, "seed": member.seed}, to_toml(own), side_files(data))
 
 
 def fingerprint(data: Data) -> str:
@@ -241,7 +244,7 @@ def mend_side_files(recipe: Recipe, data: Data, folder: Path) -> None:
 def check_data(recipe: Recipe, data: Data, folder: Path) -> None:
     """Refuse to go on with other data than the run began with: that would be another run."""
     for home in homes(recipe, folder):
-        begun = runs.Run(home).info["data"].get("fingerprint")  # runs of earlier versions have none
+        begun = Run(home).info["data"].get("fingerprint")  # runs of earlier versions have none
         if begun is not None and begun != fingerprint(data):
             raise UserError(
                 f"{recipe.data.name} has changed since {folder} began, which therefore cannot go on exactly: "
@@ -282,13 +285,11 @@ def is_paper(recipe: Recipe) -> bool:
 
 def conclude(trainer: Trainer, folder: Path) -> list[dict[str, Any]]:
     """Score the best parameters, close the run folders and write each one's ledger entry."""
-    from deeprnn import ledger
+    from deeprnn.runs import ledger
 
     results = trainer.results()
     for p, (home, result) in enumerate(zip(homes(trainer.recipe, folder), results, strict=True)):
         reason = trainer.schedule.members[p].finished
-        runs.change_run(
-            home, status="finished", result=result, reason=reason, seconds=round(trainer.seconds, 1)
-        )
-        checkpoint.write_json(home / "ledger.json", ledger.entry(runs.Run(home)))
+        change_run(home, status="finished", result=result, reason=reason, seconds=round(trainer.seconds, 1))
+        checkpoint.write_json(home / "ledger.json", ledger.entry(Run(home)))
     return results

@@ -19,15 +19,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from deeprnn import metrics
 from deeprnn.data.batching import Plan, music_chunks, text_chunks
 from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError
-from deeprnn.models import build
-from deeprnn.recipe import Recipe
+from deeprnn.model import metrics
+from deeprnn.model.models import build
 from deeprnn.training import pretrain, rng
 from deeprnn.training.evaluate import Data, evaluation_plan, mean_nats, score, summarise
 from deeprnn.training.flat import Layout
+from deeprnn.training.recipe import Recipe
 from deeprnn.training.schedule import Schedule
 from deeprnn.training.updater import Updater
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deeprnn.recipe import OptimiserPart
+from deeprnn.training.recipe import OptimiserPart
 
 BUFFERS = {"sgd": (), "momentum": ("velocity",), "adam": ("m", "v"), "adamw": ("m", "v")}
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from deeprnn.errors import UserError
-from deeprnn.recipe import ModelPart, PretrainPart, Recipe, load_recipe
 from deeprnn.training.flat import Layout
+from deeprnn.training.recipe import ModelPart, PretrainPart, Recipe, load_recipe
 
 
 def first_stage(recipe: Recipe) -> Recipe | None:

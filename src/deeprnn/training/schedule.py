@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeprnn.recipe import Recipe
+from deeprnn.training.recipe import Recipe
 
 
 @dataclass

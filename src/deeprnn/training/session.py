@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeprnn import checkpoint, runs
 from deeprnn import data as data_sets
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
-from deeprnn.recipe import DataPart, Recipe, load_recipe, override
+from deeprnn.runs import checkpoint
+from deeprnn.runs.folder import Run, change_run, load_run, population
 from deeprnn.training import keeping
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import NonFinite, Trainer, Watcher
 from deeprnn.training.pretrain import first_stage
+from deeprnn.training.recipe import DataPart, Recipe, load_recipe, override
 
 logger = logging.getLogger("deeprnn")
 
@@ -117,7 +118,7 @@ def _laid_out(recipe: Recipe, folder: Path) -> bool:
         if not (home / "run.json").exists():
             return False
         try:
-            _ = runs.Run(home).info["result"]
+            _ = Run(home).info["result"]
         except (UserError, KeyError, TypeError) as error:
             logger.warning("%s is written anew (%s)", home / "run.json", error)
             return False
@@ -129,13 +130,13 @@ def _stages(
 ) -> list[dict[str, Any]]:
     """The first stage where there is one, then the run itself."""
     places = keeping.homes(recipe, folder)
-    done = [runs.Run(home).info["result"] for home in places]
+    done = [Run(home).info["result"] for home in places]
     if all(result is not None for result in done):
         _mend_best(recipe, folder, data, device)
         return done
     try:
         for home in places:
-            runs.change_run(home, status="running")
+            change_run(home, status="running")
         pretrained = _first_stage(recipe, folder, data, device, watch, heard)
         trainer = Trainer(recipe, data, device=device, pretrained=pretrained)
         keeper = keeping.Keeper(trainer, folder, heard)
@@ -166,7 +167,7 @@ def _mend_best(recipe: Recipe, folder: Path, data: Data, device: torch.device) -
 def _mark(places: Sequence[Path], status: str) -> None:
     with contextlib.suppress(checkpoint.DiskFull):  # the error that matters is already on its way
         for home in places:
-            runs.change_run(home, status=status)
+            change_run(home, status=status)
 
 
 def _first_stage(
@@ -193,7 +194,7 @@ def _from_run(recipe: Recipe, folder: Path) -> list[Mapping[str, Tensor]]:
     places = [home / "start" for home in keeping.homes(recipe, folder)]
     if not all((place / "best.json").exists() for place in places):
         source = Path(recipe.pretrain.run)
-        found = runs.population(source) if (source / "population.json").exists() else [runs.load_run(source)]
+        found = population(source) if (source / "population.json").exists() else [load_run(source)]
         if len(found) not in (1, len(places)):
             raise UserError(
                 f"{source} has {len(found)} members but this run has {len(places)}: give one or as many"

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from deeprnn import losses
 from deeprnn.backends import nvidia
 from deeprnn.data.batching import Batch
-from deeprnn.models import SequenceModel
-from deeprnn.recipe import Recipe
+from deeprnn.model import losses
+from deeprnn.model.models import SequenceModel
 from deeprnn.training import noise
 from deeprnn.training.flat import Layout
 from deeprnn.training.optimiser import Optimiser, clip_scale
+from deeprnn.training.recipe import Recipe
 from deeprnn.training.schedule import Schedule
 
 State = tuple[Tensor, ...]
@@ -41,7 +41,7 @@ class Scored(nn.Module):
         """Sum of nats over the scored steps of a batch, and the state to carry on."""
         x, y, mask, reset = batch
         if self.model.spec.output == "categorical" and self.model.spec.output_size >= LARGE:
-            from deeprnn.large_softmax import linear_cross_entropy
+            from deeprnn.model.large_softmax import linear_cross_entropy
 
             top, state = self.model.hidden(x, state, reset, masks)
             out = {k.removeprefix("out."): m for k, m in (masks or {}).items() if k.startswith("out.")}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from deeprnn import anatomy
-from deeprnn.paper import CELLS, LABELS
-from deeprnn.specs import ModelSpec
+from deeprnn.model import structure
+from deeprnn.model.paper import CELLS, LABELS
+from deeprnn.model.specs import ModelSpec
 from deeprnn.web.library import Entry, Library
 from deeprnn.web.refusals import Refusal
 
@@ -41,7 +41,7 @@ def describe(library: Library, entry: Entry) -> dict[str, Any]:
         "environment": info.get("environment"),
         "version": info.get("version"),
         "commit": info.get("commit"),
-        "equations": anatomy.equations(spec) if spec else [],
+        "equations": structure.equations(spec) if spec else [],
         "layers": _layers(spec) if spec else [],
         "keys": spec.input_size if spec and spec.output == "bernoulli" else None,
         "symbols": spec.output_size if spec and spec.output == "categorical" else None,
@@ -52,7 +52,7 @@ def describe(library: Library, entry: Entry) -> dict[str, Any]:
 
 def drawing(library: Library, entry: Entry) -> str:
     """The model as SVG."""
-    from deeprnn.drawing import model_svg
+    from deeprnn.render.model_diagram import model_svg
 
     spec = _spec(library.info(entry))
     if spec is None:
@@ -72,8 +72,8 @@ def _spec(info: dict[str, Any]) -> ModelSpec | None:
 
 def _layers(spec: ModelSpec) -> list[dict[str, Any]]:
     return [
-        {"name": anatomy.symbol(layer), "size": layer.size, "unit": layer.unit, "role": layer.role}
-        for layer in anatomy.dissect(spec).layers
+        {"name": structure.symbol(layer), "size": layer.size, "unit": layer.unit, "role": layer.role}
+        for layer in structure.dissect(spec).layers
     ]
 
 

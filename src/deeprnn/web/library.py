@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from deeprnn.metrics import HEADLINE
+from deeprnn.model.metrics import HEADLINE
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Refusal
 
@@ -147,7 +147,7 @@ def _abandoned(path: Path) -> bool:
 
     A population holds one lock for all members, a run also that of its first stage.
     """
-    from deeprnn.checkpoint import held
+    from deeprnn.runs.checkpoint import held
 
     near = [folder for folder in (path, *path.parents[:2]) if (folder / ".lock").is_file()]
     # A folder further up may be locked by something else altogether.

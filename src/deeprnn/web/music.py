@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from deeprnn.generate import stream_music
+from deeprnn.generation.generate import stream_music
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Fields, Refusal
 from deeprnn.web.shelf import Loaded

@@ -11,8 +11,8 @@ from deeprnn.web.refusals import Refusal
 
 if TYPE_CHECKING:
     from deeprnn.data import Grid
-    from deeprnn.models import SequenceModel
-    from deeprnn.runs import Run
+    from deeprnn.model.models import SequenceModel
+    from deeprnn.runs.folder import Run
 
 
 class Loaded:
@@ -64,7 +64,7 @@ class Shelf:
             return loaded
 
     def _load(self, entry: Entry) -> Loaded:
-        from deeprnn.runs import load_run
+        from deeprnn.runs.folder import load_run
 
         self.loads += 1
         try:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from deeprnn.data.text import word_symbols
-from deeprnn.generate import encode_primer, never, start_symbol, symbol_ids
-from deeprnn.sampling import Pick, stream, symbol_picker
+from deeprnn.generation.generate import encode_primer, never, start_symbol, symbol_ids
+from deeprnn.generation.sampling import Pick, stream, symbol_picker
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Fields, Refusal
 from deeprnn.web.shelf import Loaded

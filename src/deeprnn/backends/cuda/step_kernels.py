@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deeprnn.backends.cuda import unit_kernels
 from deeprnn.backends.cuda.unit_kernels import COLUMNS, Product, padded
-from deeprnn.backends.steps_loop import Given, Layout, States, first, matrices, product
+from deeprnn.backends.stepwise.loop import Given, Layout, States, first, matrices, product
 
 ROWS = 32
 """the largest batch: beyond, a library's product reads the matrices less often"""

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from deeprnn.backends.cuda import driver, nvrtc
 from deeprnn.backends.cuda.launch import device_of
-from deeprnn.backends.steps_loop import Given, Layout, States, UnitAt
+from deeprnn.backends.stepwise.loop import Given, Layout, States, UnitAt
 
 THREADS = 128
 FEW = 128  # blocks

@@ -1,0 +1,1 @@
+"""The loop over time as machine code, made for each shape by LLVM."""

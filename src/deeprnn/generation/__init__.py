@@ -1,0 +1,1 @@
+"""A trained run writes music or text."""

@@ -1,0 +1,154 @@
+"""The machinery of sampling: hear what is given, choose, hear one's own choice, and so on.
+
+Sample i depends on the seed and i alone: it has its own stream of random numbers and always the same
+row of a batch of BLOCK rows, so that neither the number of samples nor their neighbours change it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deeprnn.errors import UserError
+from deeprnn.generation.one_step import Step, fastest_step
+
+if TYPE_CHECKING:
+    from deeprnn.model.models import SequenceModel, State
+
+BLOCK = 4  # rows of a batch: they cost hardly more than one, since reading the weights takes the time
+DRAWS = 256  # steps of random numbers drawn at once
+LIMIT = 1_000_000  # steps of one sample: more is a slip of the keyboard
+MOST = 10_000  # samples at once
+TOTAL = 2_000_000  # steps of all samples together: they and their probabilities are kept in memory
+PART = 1024  # steps of a primer heard at once: a long one's logits over all words would not fit
+COLD = 1e-9  # temperatures below are 0: dividing by them leaves the range of floats
+
+Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""logits (B, O) and uniform numbers -> what is chosen, fed back and given out, and its probabilities"""
+
+
+def check(length: int, count: int, seed: int, temperature: float) -> None:
+    """Refuse options that make no sense for any kind of sample."""
+    if not 0 <= length <= LIMIT:
+        raise UserError(f"length={length} must be from 0 to {LIMIT:,}")
+    if not 1 <= count <= MOST:
+        raise UserError(f"count={count} must be from 1 to {MOST:,}")
+    if count * length > TOTAL:
+        raise UserError(
+            f"count={count} samples of length={length} are {count * length:,} steps: at most {TOTAL:,} "
+            "are made at once, ask for fewer or shorter ones"
+        )
+    if not 0 <= seed < 1 << 63:
+        raise UserError(f"seed={seed} must be from 0 to 2^63 - 1")
+    if not (0 <= temperature < math.inf):
+        raise UserError(
+            f"temperature={temperature} must be 0 (the likeliest always) or above; 1 is the model's own"
+        )
+
+
+def stream(
+    model: SequenceModel, given: Tensor, length: int, count: int, seed: int, draws: int, pick: Pick
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Hear what is given, then choose and hear one's own choice, `length` times."""
+    device = next(model.parameters()).device
+    step = fastest_step(model)
+    logits, state = _hear(model, given.to(device))
+    blocks = [(logits, state)] * -(-count // BLOCK)
+    generators = [generator(seed, i) for i in range(len(blocks) * BLOCK)]
+    uniform = torch.empty(0)
+    for t in range(length):
+        if t % DRAWS == 0:
+            drawn = [torch.rand(DRAWS, draws, generator=g) for g in generators]
+            uniform = torch.stack(drawn, 1).to(device)  # (DRAWS, rows, draws)
+        chosen: list[Tensor] = []
+        chances: list[Tensor] = []
+        for b, (logits, state) in enumerate(blocks):
+            u = uniform[t % DRAWS, b * BLOCK : (b + 1) * BLOCK]
+            x, p, logits, state = _advance(step, logits, state, u, pick, last=t + 1 == length)
+            blocks[b] = (logits, state)
+            chosen.append(x)
+            chances += [] if p is None else [p]
+        yield _rows(chosen, count), _rows(chances, count) if chances else None
+
+
+@torch.inference_mode()
+def _hear(model: SequenceModel, given: Tensor) -> tuple[Tensor, State]:
+    """The state and the logits after the given input, repeated for a block of samples."""
+    state = model.initial_state(1)
+    logits = torch.empty(0)
+    for part in given.split(PART):
+        logits, state = model(part.unsqueeze(1), state)
+    return logits[-1].repeat(BLOCK, 1), tuple(h.repeat(BLOCK, 1) for h in state)
+
+
+@torch.inference_mode()
+def _advance(
+    step: Step, logits: Tensor, state: State, u: Tensor, pick: Pick, last: bool
+) -> tuple[Tensor, Tensor | None, Tensor, State]:
+    x, p = pick(logits, u)
+    if not last:
+        logits, state = step(x, state)
+    return x, p, logits, state
+
+
+def _rows(parts: list[Tensor], count: int) -> np.ndarray:
+    whole = (parts[0] if len(parts) == 1 else torch.cat(parts))[:count]
+    return whole.cpu().numpy()
+
+
+def generator(seed: int, sample: int) -> torch.Generator:
+    """The random numbers of one sample."""
+    mixed = np.random.SeedSequence([seed, sample]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
+
+
+def frame_picker(temperature: float, max_notes: int | None) -> Pick:
+    """Choose frames: notes (B, K) drawn independently, and their probabilities."""
+
+    def pick(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        p = torch.sigmoid(logits / temperature) if temperature >= COLD else (logits > 0).float()
+        on = u < p
+        if max_notes is not None and max_notes < on.shape[1]:
+            # Where more notes were drawn than allowed, the likeliest of them stay.
+            ranked = torch.where(on, p, -1.0).topk(max_notes, dim=1).indices
+            on &= torch.zeros_like(on).scatter_(1, ranked, True)
+        return on.float(), p
+
+    return pick
+
+
+def symbol_picker(temperature: float, top_k: int | None, top_p: float | None, avoid: list[int]) -> Pick:
+    """Choose symbols: one a row (B,), by the inverse of the cumulative distribution."""
+
+    def pick(logits: Tensor, u: Tensor) -> tuple[Tensor, None]:
+        if avoid:
+            logits = logits.index_fill(1, torch.tensor(avoid, device=logits.device), -math.inf)
+        if temperature < COLD:
+            return logits.argmax(1), None
+        p = torch.softmax(logits / temperature, 1)
+        order = None
+        if top_k is not None or top_p is not None:
+            p, order = _likeliest(p, top_k, top_p)
+        total = p.cumsum(1, dtype=torch.float64)
+        place = torch.searchsorted(total, u.double() * total[:, -1:], right=True)
+        place = place.clamp_max(p.shape[1] - 1)  # rounding may carry u past the end
+        return (place if order is None else order.gather(1, place))[:, 0], None
+
+    return pick
+
+
+def _likeliest(p: Tensor, top_k: int | None, top_p: float | None) -> tuple[Tensor, Tensor]:
+    """Probabilities in falling order, those left out at zero, and the symbols they belong to."""
+    size = p.shape[1]
+    ranked, order = p.topk(min(size, top_k or 512), dim=1)
+    if top_p is None:
+        return ranked, order
+    if top_k is None and float(ranked.sum(1).min()) < top_p:  # seldom: sorting all symbols is slow
+        ranked, order = p.topk(size, dim=1)
+    before = ranked.cumsum(1, dtype=torch.float64) - ranked
+    return torch.where(before < top_p, ranked, 0.0), order  # the first always stays

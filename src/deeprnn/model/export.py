@@ -1,0 +1,107 @@
+"""Trained recurrences for other runtimes: torch.export and ONNX, with batch and time left open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from deeprnn.errors import UserError, need
+from deeprnn.model.layers import DeepRNN
+from deeprnn.model.models import SequenceModel
+
+Recurrent = SequenceModel | DeepRNN
+
+
+class Sequence(nn.Module):
+    """A recurrence as a function of plain tensors: (x, h0) -> (output, h), h as one tensor a level."""
+
+    def __init__(self, recurrent: Recurrent) -> None:
+        super().__init__()
+        self.recurrent = recurrent
+
+    def forward(self, x: Tensor, *h0: Tensor) -> tuple[Tensor, ...]:
+        if isinstance(self.recurrent, DeepRNN):
+            return self.recurrent(x, h0[0])
+        y, state = self.recurrent(x, tuple(h0))
+        return (y, *state)
+
+
+class Step(Sequence):
+    """One step of the same, for streaming."""
+
+    def forward(self, x: Tensor, *h0: Tensor) -> tuple[Tensor, ...]:
+        if isinstance(self.recurrent, DeepRNN):
+            return self.recurrent.step(x, h0[0])
+        y, state = self.recurrent.step(x, tuple(h0))
+        return (y, *state)
+
+
+def _example(module: Recurrent, step: bool) -> tuple[Tensor, ...]:
+    """Inputs of sizes that do not look like constants (neither 0 nor 1 nor equal to each other)."""
+    T, B = 5, 3
+    if not isinstance(module, Recurrent):
+        raise UserError(f"a DeepRNN or a SequenceModel can be exported, got {type(module).__name__}")
+    weight = next(module.parameters())
+    kw = {"dtype": weight.dtype, "device": weight.device}
+    if isinstance(module, DeepRNN):
+        if step and module.bidirectional:
+            raise UserError(
+                "a bidirectional layer cannot be exported step by step: it needs the whole sequence"
+            )
+        lead = (B,) if step else (B, T) if module.batch_first else (T, B)
+        x = torch.zeros(*lead, module.input_size, **kw)
+        levels = module.num_layers * (2 if module.bidirectional else 1)
+        return x, torch.zeros(levels, B, module.hidden_size, **kw)
+    lead = (B,) if step else (T, B)
+    if module.spec.symbols:
+        x = torch.zeros(lead, dtype=torch.int64, device=weight.device)
+    else:
+        x = torch.zeros(*lead, module.spec.input_size, **kw)
+    return x, *module.initial_state(B)
+
+
+def _dynamic(module: Recurrent, step: bool, states: int) -> dict:
+    batch = torch.export.Dim("batch", min=1)
+    time = torch.export.Dim("time", min=2)
+    batch_first = isinstance(module, DeepRNN) and module.batch_first
+    x = {0: batch} if step else {0: batch, 1: time} if batch_first else {0: time, 1: batch}
+    h = {1: batch} if isinstance(module, DeepRNN) else {0: batch}
+    return {"x": x, "h0": (h,) * states}
+
+
+def export_program(module: Recurrent, step: bool = False) -> torch.export.ExportedProgram:
+    """`torch.export` with dynamic batch and, for the sequence form, dynamic time."""
+    example = _example(module, step)
+    shapes = _dynamic(module, step, len(example) - 1)
+    training = module.training
+    try:
+        wrapped = (Step if step else Sequence)(module).eval()
+        return torch.export.export(wrapped, example, dynamic_shapes=shapes)
+    finally:
+        module.train(training)
+
+
+def export_onnx(module: Recurrent, path: str | Path, *, step: bool = False) -> Path:
+    """Write an ONNX file: inputs x, h0_0 .. and outputs y, h_0 .., batch and time dynamic.
+
+    The sequence form has one Scan per level; `step=True` writes a single step for streaming, to be
+    called with the state it returned. Needs the extra `export`.
+    """
+    need("onnxscript", extra="export")
+    example = _example(module, step)
+    states = len(example) - 1
+    with torch.no_grad():
+        program = torch.onnx.export(
+            export_program(module, step),
+            input_names=["x", *(f"h0_{i}" for i in range(states))],
+            output_names=["y", *(f"h_{i}" for i in range(states))],
+            verbose=False,
+        )
+    if program is None:
+        raise UserError("torch.onnx wrote no program for this model")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    program.save(str(path))
+    return path

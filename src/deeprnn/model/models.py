@@ -1,0 +1,309 @@
+"""The paper's models, assembled from ⊕ and ▷."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor, nn
+
+from deeprnn.errors import UserError
+from deeprnn.model import init as initialisation
+from deeprnn.model.init import InitSpec
+from deeprnn.model.operators import Plus, Predict
+from deeprnn.model.specs import Dropout, ModelSpec, PlusSpec, PredictSpec, positive
+
+State = tuple[Tensor, ...]
+
+
+class SequenceModel(nn.Module):
+    """Levels of ⊕ below one ▷: inputs to logits of the next symbol.
+
+    `y, state = model(x, state)`: x is (T, B, I) vectors or frames, or (T, B) integer symbols; y is
+    (T, B, O) logits; state is one (B, H) tensor per level, None for zeros. Nothing is hidden on the
+    module, so a sequence may be cut anywhere and carried on.
+    """
+
+    def __init__(self, spec: ModelSpec, device=None, dtype=None, initialise: bool = True) -> None:
+        super().__init__()
+        self.spec = spec
+        self.levels: list[Plus] = nn.ModuleList(
+            Plus.from_spec(p, device, dtype, initialise) for p in spec.levels
+        )  # type: ignore[assignment]
+        self.predict = Predict.from_spec(spec.predict, device, dtype, initialise)
+        self.backend = "auto"
+
+    def initial_state(self, batch_size: int) -> State:
+        """h_0 = 0 for every level."""
+        return tuple(level.W1.new_zeros(batch_size, level.spec.hidden_size) for level in self.levels)
+
+    def hidden(
+        self, x: Tensor, state: State | None = None, reset: Tensor | None = None, masks: Masks | None = None
+    ) -> tuple[Tensor, State]:
+        """The states that ▷ sees, (T, B, ·), and the state to carry on."""
+        self._check(x, 2 if self.spec.symbols else 3)
+        self._check_reset(reset, x)
+        state = self._state(state, x.shape[1])
+        masks = masks or {}
+        below = x if "input" not in masks else x * masks["input"]
+        seen, last = [], []
+        for k, (level, h0) in enumerate(zip(self.levels, state, strict=True)):
+            inner = _of_level(masks, k)
+            skip = x if level.spec.skip_size else None
+            below, _ = level.unroll(below, h0, reset, skip, inner, backend=self.backend)
+            seen.append(below)
+            last.append(below[-1] if x.shape[0] else h0)
+        top = torch.cat(seen, -1) if self.spec.output_from == "all" else below
+        return top, tuple(last)
+
+    def forward(
+        self, x: Tensor, state: State | None = None, reset: Tensor | None = None, masks: Masks | None = None
+    ) -> tuple[Tensor, State]:
+        """Logits of every step and the state after the last; `reset` (T, B) zeroes the state before a step."""
+        top, state = self.hidden(x, state, reset, masks)
+        return self.predict(top, _of_output(masks or {})), state
+
+    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """One step, for streaming and sampling: x (B, I) or symbols (B,), logits (B, O)."""
+        self._check(x, 1 if self.spec.symbols else 2)
+        state = self._state(state, x.shape[0])
+        below, new = x, []
+        for level, h in zip(self.levels, state, strict=True):
+            below = level(below, h, x if level.spec.skip_size else None)
+            new.append(below)
+        top = torch.cat(new, -1) if self.spec.output_from == "all" else below
+        return self.predict(top), tuple(new)
+
+    def _state(self, state: State | None, batch: int) -> State:
+        """The given state, checked, or zeros."""
+        if state is None:
+            return self.initial_state(batch)
+        want = [(batch, level.spec.hidden_size) for level in self.levels]
+        got = [tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__ for h in state]
+        if got != want:
+            raise ValueError(f"state must hold one (B, H) tensor per level, {want}, got {got}")
+        return tuple(state)
+
+    def _check_reset(self, reset: Tensor | None, x: Tensor) -> None:
+        if reset is not None and not isinstance(reset, Tensor):
+            raise TypeError(f"reset must be a Tensor of bool marks, got {type(reset).__name__}")
+        if reset is not None and (reset.dtype != torch.bool or reset.shape != x.shape[:2]):
+            raise ValueError(
+                f"reset must be bool marks of shape (T, B) = {tuple(x.shape[:2])}, got {reset.dtype} of "
+                f"shape {tuple(reset.shape)}"
+            )
+
+    def _check(self, x: Tensor, dims: int) -> None:
+        spec = self.spec
+        if not isinstance(x, Tensor):
+            raise TypeError(f"input must be a Tensor, got {type(x).__name__}")
+        if x.dim() != dims:
+            shape = {1: "(B,)", 2: "(T, B)" if spec.symbols else "(B, I)", 3: "(T, B, I)"}[dims]
+            raise ValueError(f"input must have {dims} dimension(s), {shape}, got {tuple(x.shape)}")
+        if spec.symbols and (x.is_floating_point() or x.is_complex()):
+            raise ValueError(
+                f"input must be integer symbols, got {x.dtype}: this model gathers, it takes no vectors"
+            )
+        if not spec.symbols and x.shape[-1] != spec.input_size:
+            raise ValueError(
+                f"input.size(-1) must be equal to input_size. Expected {spec.input_size}, got {x.shape[-1]}"
+            )
+
+    def mask_shapes(self, T: int, B: int) -> dict[str, tuple[float, tuple[int, ...]]]:
+        """Each dropout mask of a call of `forward` by name: its probability and its shape."""
+        drop = self.spec.dropout
+        steps = () if drop.per_sequence else (T,)
+        out = {}
+        if not self.spec.symbols:
+            out["input"] = drop.input, (*steps, B, self.spec.input_size)
+        for k, level in enumerate(self.levels):
+            out[f"{k}.state"] = drop.state, (B, level.spec.hidden_size)
+            for n, size in enumerate(level.spec.intermediate_sizes, 1):
+                out[f"{k}.z{n}"] = drop.intermediate, (*steps, B, size)
+        out["out.h"] = drop.output, (*steps, B, self.predict.spec.input_size)
+        for n, size in enumerate(self.predict.spec.sizes, 1):
+            out[f"out.y{n}"] = drop.output, (*steps, B, size)
+        return {name: (p, shape) for name, (p, shape) in out.items() if p}
+
+    def draw_masks(self, T: int, B: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Fresh dropout masks for one call of `forward`, scaled so that the mean is kept."""
+        device = generator.device if generator else None
+        out = {}
+        for name, (p, shape) in self.mask_shapes(T, B).items():
+            keep = torch.rand(shape, generator=generator, device=device) >= p
+            out[name] = keep.to(self.levels[0].W1) / (1 - p)
+        return out
+
+
+Masks = Mapping[str, Tensor]
+
+
+def _of_level(masks: Masks, level: int) -> dict[str, Tensor]:
+    prefix = f"{level}."
+    return {k.removeprefix(prefix): v for k, v in masks.items() if k.startswith(prefix)}
+
+
+def _of_output(masks: Masks) -> dict[str, Tensor]:
+    return {k.removeprefix("out."): v for k, v in masks.items() if k.startswith("out.")}
+
+
+def default_init(spec: ModelSpec) -> InitSpec:
+    """The paper's initialisation for the task that the model's shape suggests."""
+    if spec.output == "bernoulli":
+        return initialisation.MUSIC
+    return initialisation.WORD if spec.output_size >= 1000 else initialisation.CHAR
+
+
+def build(
+    spec: ModelSpec, init: InitSpec | None = None, seed: int | None = None, device=None, dtype=None
+) -> SequenceModel:
+    """Assemble and initialise a model; the same seed gives the same weights on every device."""
+    if not isinstance(init, InitSpec | None):
+        raise UserError(f"init must be an InitSpec, such as deeprnn.model.init.MUSIC, or None, got {init!r}")
+    model = SequenceModel(spec, device, dtype, initialise=False)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    initialisation.initialise(model, init or default_init(spec), generator)
+    return model
+
+
+def assemble(
+    *,
+    input_size: int,
+    output_size: int,
+    hidden_sizes: Sequence[int],
+    intermediate: int | Sequence[int] = (),
+    output_hidden: int | Sequence[int] = (),
+    shortcut: str = "none",
+    input_to: str = "first",
+    unit: str = "sigmoid",
+    intermediate_unit: str | None = None,
+    output_unit: str = "sigmoid",
+    output: str = "bernoulli",
+    symbols: bool | None = None,
+    output_from: str = "top",
+    input_to_levels: str = "first",
+    output_shortcut: bool = False,
+    input_mlp: int | Sequence[int] = (),
+    bias: bool = True,
+    dropout: Dropout | None = None,
+) -> ModelSpec:
+    """The spec of any model of the paper's family from plain sizes.
+
+    `symbols=None` takes integer symbols for a categorical output and vectors for a Bernoulli one.
+    """
+    if not hidden_sizes:
+        raise UserError("hidden_sizes must name at least one level, got none")
+    inner, out_sizes = sizes(intermediate), sizes(output_hidden)
+    mlp = sizes(input_mlp)
+    symbols = output == "categorical" if symbols is None else symbols
+    skip = input_size if input_to_levels == "all" else 0
+    levels: list[PlusSpec] = []
+    for k, hidden in enumerate(hidden_sizes):
+        levels.append(
+            PlusSpec(
+                input_size=levels[-1].hidden_size if k else input_size,
+                hidden_size=hidden,
+                intermediate_sizes=inner,
+                units=(*[intermediate_unit or unit] * len(inner), unit),
+                shortcut=shortcut,
+                input_to=input_to,
+                input_mlp_sizes=() if k else mlp,
+                skip_size=skip if k else 0,
+                bias=bias,
+                symbols=symbols and (not k or bool(skip)),
+                stacked=bool(k),
+            )
+        )
+    width = sum(hidden_sizes) if output_from == "all" else hidden_sizes[-1]
+    predict = PredictSpec(width, output_size, out_sizes, (output_unit,), output_shortcut, bias)
+    return ModelSpec(tuple(levels), predict, output, output_from, input_to_levels, dropout or Dropout())
+
+
+def sizes(value: int | Sequence[int]) -> tuple[int, ...]:
+    """One width or several."""
+    if isinstance(value, int):
+        return (value,)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise UserError(f"a size must be a whole number or a list of them, got {value!r}")
+    return tuple(value)
+
+
+def _make(init: InitSpec | None, seed: int | None, device, dtype, **settings) -> SequenceModel:
+    known = list(inspect.signature(assemble).parameters)
+    for name in settings:
+        if name in ("intermediate_size", "output_hidden_size"):
+            raise TypeError(f"{name} is for the builders of deep models: use dt_rnn, dts_rnn, do_rnn, dot_rnn, "
+                            "dots_rnn or stacked_dts_rnn")  # fmt: skip
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise TypeError(f"a model has no setting {name!r}{hint}: known are {', '.join(known)}")
+    return build(assemble(**settings), init, seed, device, dtype)
+
+
+def rnn(
+    *,
+    input_size: int,
+    hidden_size: int,
+    output_size: int,
+    init=None,
+    seed=None,
+    device=None,
+    dtype=None,
+    **options,
+) -> SequenceModel:
+    """The conventional RNN: h_t = φ(W h_{t-1} + U x_t), y_t = V h_t.  Fig. 2a."""
+    return _make(init, seed, device, dtype, input_size=input_size, output_size=output_size,
+                 hidden_sizes=(hidden_size,), **options)  # fmt: skip
+
+
+def dt_rnn(*, hidden_size: int, intermediate_size: int | Sequence[int], **options) -> SequenceModel:
+    """DT-RNN: a transition with intermediate layers, the input entering the first.  Fig. 2b."""
+    return rnn(hidden_size=hidden_size, intermediate=intermediate_size, **options)
+
+
+def dts_rnn(*, hidden_size: int, intermediate_size: int | Sequence[int], **options) -> SequenceModel:
+    """DT(S)-RNN: a deep transition with a shortcut from h_{t-1}, the input entering every layer.  Fig. 2b*."""
+    options = {"shortcut": "last", "input_to": "all", **options}
+    return dt_rnn(hidden_size=hidden_size, intermediate_size=intermediate_size, **options)
+
+
+def do_rnn(*, hidden_size: int, output_hidden_size: int | Sequence[int], **options) -> SequenceModel:
+    """DO-RNN: a conventional transition below a deep output function.  Sec. 3.3.2."""
+    return rnn(hidden_size=hidden_size, output_hidden=output_hidden_size, **options)
+
+
+def dot_rnn(*, output_hidden_size: int | Sequence[int], **options) -> SequenceModel:
+    """DOT-RNN: deep transition and deep output.  Fig. 2c."""
+    return dt_rnn(output_hidden=output_hidden_size, **options)
+
+
+def dots_rnn(*, output_hidden_size: int | Sequence[int], **options) -> SequenceModel:
+    """DOT(S)-RNN: deep transition with shortcut, and deep output.  Fig. 2c with the shortcut of 2b*."""
+    return dts_rnn(output_hidden=output_hidden_size, **options)
+
+
+def stacked_rnn(
+    *, input_size: int, hidden_size: int | Sequence[int], output_size: int, num_levels: int | None = None,
+    init=None, seed=None, device=None, dtype=None, **options,
+) -> SequenceModel:  # fmt: skip
+    """sRNN: levels of recurrent states (2, or as many as `hidden_size` lists), each fed by the one below.  Fig. 2d."""
+    levels = 2 if num_levels is None else num_levels
+    positive("stacked_rnn", num_levels=levels)
+    hidden = (hidden_size,) * levels if isinstance(hidden_size, int) else sizes(hidden_size)
+    if num_levels is not None and len(hidden) != num_levels:
+        raise UserError(
+            f"stacked_rnn: num_levels={num_levels}, but hidden_size lists {len(hidden)}: give one of them"
+        )
+    return _make(init, seed, device, dtype, input_size=input_size, output_size=output_size,
+                 hidden_sizes=hidden, **options)  # fmt: skip
+
+
+def stacked_dts_rnn(*, intermediate_size: int | Sequence[int], **options) -> SequenceModel:
+    """Stacked DT(S)-RNN, with `output_hidden_size` also a deep output: the combination the paper leaves open."""
+    options = {"shortcut": "last", "input_to": "all", **options}
+    if "output_hidden_size" in options:
+        options["output_hidden"] = options.pop("output_hidden_size")
+    return stacked_rnn(intermediate=intermediate_size, **options)

@@ -1,0 +1,294 @@
+"""The two neural operators: ⊕ (Plus: state and input to new state) and ▷ (Predict: state to output)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deeprnn.backends import (
+    TransitionSpec,
+    one_bias,
+    one_matrix,
+    unroll,
+    unroll_input,
+    unroll_with,
+    without_autocast,
+)
+from deeprnn.errors import UserError
+from deeprnn.model import equations, init, units
+from deeprnn.model.specs import PlusSpec, PredictSpec
+from deeprnn.model.units import UnitSpec
+
+Masks = Mapping[str, Tensor]
+
+
+class Operator(nn.Module):
+    """What ⊕ and ▷ share: flat parameters in the paper's letters, and units that may have their own."""
+
+    def _matrix(self, name: str, rows: int, columns: int, role: str, **kw) -> None:
+        self.register_parameter(name, nn.Parameter(torch.empty(rows, columns, **kw)))
+        self.roles[name] = role
+
+    def _vector(self, name: str, size: int, role: str, **kw) -> None:
+        self.register_parameter(name, nn.Parameter(torch.empty(size, **kw)))
+        self.roles[name] = role
+
+    def _unit(self, suffix: str, unit: UnitSpec, size: int, **kw) -> None:
+        if unit.name == "lp":
+            self._vector(f"rho{suffix}", size, "lp_rho", **kw)
+            self._vector(f"c{suffix}", size * unit.pool, "lp_centre", **kw)
+
+    def _phi(self, suffix: str, unit: UnitSpec) -> units.Unit:
+        return units.resolve(unit, getattr(self, f"rho{suffix}", None), getattr(self, f"c{suffix}", None))
+
+    roles: dict[str, str]
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Fill the parameters as the paper does for music."""
+        init.initialise(self, init.MUSIC, generator)
+
+
+class Plus(Operator):
+    """⊕: h' = x ⊕ h, a transition MLP of any depth.
+
+    Layer l computes z_l = φ_l(W_l z_{l-1} + U_l x + S_l h + b_l) with z_0 = h, and h' = z_L. Which
+    layers have U and S is data (`input_to`, `shortcut`). Matrices are stored (out, in), except for
+    integer symbols, where U is the embedding itself, (symbols, out). Call it for one step; `unroll`
+    runs a whole sequence on the fastest backend.
+    """
+
+    W1: Tensor
+
+    def __init__(
+        self, input_size: int, hidden_size: int, *, device=None, dtype=None, initialise=True, **settings
+    ) -> None:
+        super().__init__()
+        self.spec = spec = PlusSpec(input_size, hidden_size, **settings)
+        self.roles = {}
+        kw = {"device": device, "dtype": dtype}
+        width_in = spec.input_size
+        for i, (size, unit) in enumerate(self._input_layers(), 1):
+            rows, columns = size * unit.pool, width_in
+            if i == 1 and spec.embeds:
+                rows, columns = columns, rows
+            self._matrix(f"E{i}", rows, columns, self._entry_role() if i == 1 else "hidden", **kw)
+            if spec.bias:
+                self._vector(f"e{i}", size * unit.pool, f"bias:{unit.name}", **kw)
+            self._unit(f"_e{i}", unit, size, **kw)
+            width_in = size
+        self._transition(width_in, kw)
+        if initialise:
+            self.reset_parameters()
+
+    @classmethod
+    def from_spec(cls, spec: PlusSpec, device=None, dtype=None, initialise: bool = True) -> Plus:
+        """The operator that `spec` describes."""
+        settings = {n: getattr(spec, n) for n in spec.__dataclass_fields__}
+        return cls(device=device, dtype=dtype, initialise=initialise, **settings)
+
+    def _input_layers(self) -> list[tuple[int, UnitSpec]]:
+        return [
+            (size, UnitSpec.parse(u))
+            for size, u in zip(self.spec.input_mlp_sizes, self.spec.input_mlp_units, strict=True)
+        ]
+
+    def _transition(self, width_in: int, kw: dict) -> None:
+        spec, below = self.spec, self.spec.hidden_size
+        embedded = spec.embeds and not spec.input_mlp_sizes
+        entry = "hidden" if spec.input_mlp_sizes else self._entry_role()
+        for l, (size, width, unit) in enumerate(zip(spec.sizes, spec.widths, spec.unit_specs, strict=True)):
+            n = l + 1
+            self._matrix(f"W{n}", width, below, "hidden", **kw)
+            if spec.inputs[l]:
+                rows, columns = (width_in, width) if embedded else (width, width_in)
+                self._matrix(f"U{n}", rows, columns, entry, **kw)
+            if spec.inputs[l] and spec.skip_size:
+                rows, columns = (spec.skip_size, width) if spec.symbols else (width, spec.skip_size)
+                self._matrix(f"K{n}", rows, columns, "input", **kw)
+            if spec.shortcuts[l]:
+                self._matrix(f"S{n}", width, spec.hidden_size, "hidden", **kw)
+            if spec.bias:
+                self._vector(f"b{n}", width, f"bias:{unit.name}", **kw)
+            self._unit(f"{n}", unit, size, **kw)
+            below = size
+
+    def _entry_role(self) -> str:
+        """What the input is decides its weights: between levels of a stack they join hidden layers."""
+        return "hidden" if self.spec.stacked else "input"
+
+    def _list(self, letter: str) -> list[Tensor | None]:
+        return [getattr(self, f"{letter}{n}", None) for n in range(1, self.spec.depth + 1)]
+
+    def _embed_input(self, x: Tensor) -> Tensor:
+        """The deep input-to-hidden MLP in front, where there is one."""
+        for i, (_, unit) in enumerate(self._input_layers(), 1):
+            a = enter(x, getattr(self, f"E{i}"), i == 1 and self.spec.embeds)
+            bias = getattr(self, f"e{i}", None)
+            x = self._phi(f"_e{i}", unit)(a if bias is None else a + bias)
+        return x
+
+    def _one_product(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]] | None:
+        """What enters, its matrices and biases, where all layers have an input and it is a vector; else None."""
+        spec, U = self.spec, self._list("U")
+        if not all(u is not None for u in U) or (spec.embeds and not spec.input_mlp_sizes) or spec.skip_size:
+            return None
+        x = self._embed_input(x) if spec.input_mlp_sizes else x
+        b = self._list("b") if spec.bias else []
+        return x.to(U[0].dtype), U, b  # type: ignore[union-attr,return-value]
+
+    def project(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
+        """Everything that enters the layers from outside the recurrence, (..., Σ widths)."""
+        spec = self.spec
+        if (one := self._one_product(x)) is not None:
+            x, U, b = one
+            return F.linear(x, one_matrix(U), one_bias(b, spec.depth))
+        lead = x.shape if spec.embeds else x.shape[:-1]
+        embedded = spec.embeds and not spec.input_mlp_sizes
+        x = self._embed_input(x) if spec.input_mlp_sizes else x
+        U, K, b = self._list("U"), self._list("K"), self._list("b")
+        parts = []
+        for l, width in enumerate(spec.widths):
+            part = self.W1.new_zeros(())
+            if (u := U[l]) is not None:
+                part = enter(x, u, embedded)
+            if (k := K[l]) is not None:
+                if skip is None:
+                    raise UserError("this ⊕ also takes the model's input: pass it as `skip`")
+                part = part + enter(skip, k, spec.symbols)
+            if (bias := b[l]) is not None:
+                part = part + bias
+            parts.append(part.expand(*lead, width))
+        return torch.cat(parts, -1)
+
+    def _phis(self) -> list[units.Unit]:
+        return [self._phi(f"{n}", u) for n, u in enumerate(self.spec.unit_specs, 1)]
+
+    def _named(self) -> list[tuple[str, Tensor | None, Tensor | None]]:
+        """The same units by name, with the parameters of those that have some."""
+        rho, centre = self._list("rho"), self._list("c")
+        return [(str(u), rho[l], centre[l]) for l, u in enumerate(self.spec.unit_specs)]
+
+    def forward(self, x: Tensor, h: Tensor, skip: Tensor | None = None) -> Tensor:
+        """x ⊕ h for one step: x (B, I) or symbols (B,), h (B, H)."""
+        return self.layers(x, h, skip)[-1]
+
+    def layers(self, x: Tensor, h: Tensor, skip: Tensor | None = None) -> list[Tensor]:
+        """All layers of one step, the new state last."""
+        A = self.project(x, skip)
+        W = [w.mT for w in self._list("W")]  # type: ignore[union-attr]
+        S = [None if s is None else s.mT for s in self._list("S")]
+        with without_autocast(A.device.type):  # the state keeps its type, as in `unroll`
+            A, h = A.to(W[0].dtype), h.to(W[0].dtype)
+            entered = A.split(list(self.spec.widths), dim=-1)
+            return equations.transition_mlp(entered, h, W, S, self._phis())
+
+    def unroll(
+        self,
+        x: Tensor,
+        h0: Tensor,
+        reset: Tensor | None = None,
+        skip: Tensor | None = None,
+        masks: Masks | None = None,
+        backend: str = "auto",
+    ) -> tuple[Tensor, Tensor]:
+        """x_t ⊕ h_{t-1} over a sequence: states (T, B, H) and intermediate layers (T, B, ΣM_l − H)."""
+        spec = self.spec
+        W = [w for w in self._list("W") if w is not None]
+        masks = masks or {}
+        named = all(u.name not in units.POOLED for u in spec.unit_specs)
+        if named and "state" not in masks and "z1" not in masks:
+            transition = TransitionSpec(spec.sizes, tuple(u.name for u in spec.unit_specs), spec.shortcuts)
+            S = [s for s in self._list("S") if s is not None]
+            if (one := self._one_product(x)) is not None:
+                return unroll_input(*one, h0, W, S, transition, reset, backend)
+            return unroll(self.project(x, skip), h0, W, S, transition, reset, backend)
+        if backend not in ("auto", "reference"):
+            raise UserError(f"backend {backend!r} has no pooled units and no dropout inside ⊕: use 'auto'")
+        dropped = (masks.get("state"), [*(masks.get(f"z{n}") for n in range(1, spec.depth)), None])
+        rest = (self._phis(), spec.widths, reset, *dropped)
+        named = None if backend == "reference" else self._named()
+        return unroll_with(self.project(x, skip), h0, W, self._list("S"), *rest, named=named)
+
+    def commutativity(self, a: Tensor, b: Tensor) -> Tensor:
+        """The penalty ‖a ⊕ b − b ⊕ a‖², where input and state have the same size."""
+        if self.spec.input_size != self.spec.hidden_size or self.spec.symbols:
+            raise UserError(
+                f"a ⊕ b and b ⊕ a need input_size == hidden_size and dense inputs, got "
+                f"{self.spec.input_size} and {self.spec.hidden_size}"
+            )
+        return equations.commutativity_penalty(a, b, self)
+
+    def extra_repr(self) -> str:
+        s = self.spec
+        sizes = " -> ".join(map(str, (s.hidden_size, *s.sizes)))
+        return f"{s.input_size} ⊕ {sizes}, units={','.join(s.units)}, shortcut={s.shortcut}, input_to={s.input_to}"
+
+
+def enter(x: Tensor, U: Tensor, symbols: bool) -> Tensor:
+    """U x for vectors, a row of U for each integer symbol (never a one-hot vector)."""
+    if symbols:
+        return F.embedding(x if x.dtype in (torch.int32, torch.int64) else x.long(), U)
+    return F.linear(x.to(U.dtype), U)
+
+
+class Predict(Operator):
+    """▷: logits = ▷ h, an output MLP with any number of hidden layers."""
+
+    K: Tensor
+
+    def __init__(
+        self, input_size: int, output_size: int, *, device=None, dtype=None, initialise=True, **settings
+    ) -> None:
+        super().__init__()
+        self.spec = spec = PredictSpec(input_size, output_size, **settings)
+        self.roles = {}
+        kw = {"device": device, "dtype": dtype}
+        below = spec.input_size
+        for n, (size, unit) in enumerate(zip(spec.sizes, spec.unit_specs, strict=True), 1):
+            self._matrix(f"V{n}", size * unit.pool, below, "output_hidden" if n == 1 else "hidden", **kw)
+            if spec.bias:
+                self._vector(f"b{n}", size * unit.pool, f"bias:{unit.name}", **kw)
+            self._unit(f"{n}", unit, size, **kw)
+            below = size
+        last = len(spec.sizes) + 1
+        self._matrix(f"V{last}", spec.output_size, below, "output", **kw)
+        if spec.shortcut:
+            self._matrix("K", spec.output_size, spec.input_size, "output", **kw)
+        if spec.bias:
+            self._vector(f"b{last}", spec.output_size, "bias:output", **kw)
+        if initialise:
+            self.reset_parameters()
+
+    @classmethod
+    def from_spec(cls, spec: PredictSpec, device=None, dtype=None, initialise: bool = True) -> Predict:
+        """The operator that `spec` describes."""
+        settings = {n: getattr(spec, n) for n in spec.__dataclass_fields__}
+        return cls(device=device, dtype=dtype, initialise=initialise, **settings)
+
+    def last_layer(self, h: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the final linear layer multiplies, its matrix and its bias.
+
+        Kept apart from `forward` so that a loss over many classes can take the product in pieces.
+        """
+        masks = masks or {}
+        h = h if "h" not in masks else h * masks["h"]
+        n = len(self.spec.sizes)
+        V = [getattr(self, f"V{i}").mT for i in range(1, n + 1)]
+        phis = [self._phi(f"{i}", u) for i, u in enumerate(self.spec.unit_specs, 1)]
+        b = [getattr(self, f"b{i}", None) for i in range(1, n + 1)]
+        y = equations.deep_output(h, V, phis, b, [masks.get(f"y{i}") for i in range(1, n + 1)])
+        weight, bias = getattr(self, f"V{n + 1}"), getattr(self, f"b{n + 1}", None)
+        if self.spec.shortcut:
+            return torch.cat([y, h], -1), torch.cat([weight, self.K], -1), bias
+        return y, weight, bias
+
+    def forward(self, h: Tensor, masks: Masks | None = None) -> Tensor:
+        """Logits of the next symbol, (..., O)."""
+        return F.linear(*self.last_layer(h, masks))
+
+    def extra_repr(self) -> str:
+        sizes = " -> ".join(map(str, (self.spec.input_size, *self.spec.sizes, self.spec.output_size)))
+        return f"▷ {sizes}, units={','.join(self.spec.units) or 'linear'}, shortcut={self.spec.shortcut}"

@@ -1,0 +1,275 @@
+"""What a model is, as data: frozen, hashable, and the same in memory, recipe and checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from deeprnn.errors import UserError
+from deeprnn.model.units import Unit, UnitSpec, named
+
+T = TypeVar("T")
+Units = str | Unit | tuple[str | Unit, ...]
+
+PLACES = ("first", "last", "all")
+SHORTCUTS = ("none", "last", "all")
+
+
+def positive(owner: str, **sizes: int) -> None:
+    """Refuse a size that is not a whole number of at least 1."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{owner}: {name} must be a whole number of at least 1, got {value!r}")
+
+
+def boolean(owner: str, **flags: bool) -> None:
+    """Refuse what is neither True nor False: "no" and 0.5 would count as yes."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{owner}: {name} must be True or False, got {value!r}")
+
+
+def one_of(owner: str, name: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuse a value that is not among the known ones."""
+    if value not in known:
+        raise UserError(f"{owner}: {name} must be one of {', '.join(known)}, got {value!r}")
+
+
+def unit_list(owner: str, units: Units, count: int) -> tuple[str, ...]:
+    """One unit name per layer; a single one serves all layers. A function is registered by its name."""
+    if not (isinstance(units, (str, tuple, list)) or callable(units)):
+        raise UserError(f"{owner}: units must be a name, a function or one of them per layer, got {units!r}")
+    each = (units,) if isinstance(units, str) or callable(units) else tuple(units)
+    each = each * count if len(each) == 1 else each
+    if len(each) != count:
+        raise UserError(f"{owner}: {count} layers need {count} units (or one for all), got {each!r}")
+    return tuple(named(unit) for unit in each)
+
+
+@dataclass(frozen=True)
+class PlusSpec:
+    """One ⊕: depth, widths, units, shortcuts and where the input enters."""
+
+    input_size: int
+    hidden_size: int
+    intermediate_sizes: tuple[int, ...] = ()
+    units: tuple[str, ...] = ("sigmoid",)
+    shortcut: str = "none"
+    input_to: str = "first"
+    input_mlp_sizes: tuple[int, ...] = ()
+    input_mlp_units: tuple[str, ...] = ("sigmoid",)
+    skip_size: int = 0
+    """size of a second input that enters beside the first: the model's own, on the upper levels of a stack"""
+    bias: bool = True
+    symbols: bool = False
+    """integer symbols instead of vectors (the skip input where there is one, else the input)"""
+    stacked: bool = False
+    """the input is another level's state"""
+
+    def __post_init__(self) -> None:
+        positive("Plus", input_size=self.input_size, hidden_size=self.hidden_size)
+        positive_each(self, "Plus", "intermediate_sizes", "input_mlp_sizes")
+        if self.skip_size != 0:
+            positive("Plus", skip_size=self.skip_size)
+        boolean("Plus", bias=self.bias, symbols=self.symbols, stacked=self.stacked)
+        one_of("Plus", "shortcut", self.shortcut, SHORTCUTS)
+        one_of("Plus", "input_to", self.input_to, PLACES)
+        object.__setattr__(self, "units", unit_list("Plus", self.units, self.depth))
+        mlp = unit_list("Plus", self.input_mlp_units, len(self.input_mlp_sizes))
+        object.__setattr__(self, "input_mlp_units", mlp)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the input itself (not the skip input) is integer symbols."""
+        return self.symbols and not self.skip_size
+
+    @property
+    def depth(self) -> int:
+        """Number of nonlinear layers between h(t-1) and h(t): 1 is the conventional RNN."""
+        return len(self.intermediate_sizes) + 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Width of each layer's output, M_1 .. M_L, the last being the state's."""
+        return (*self.intermediate_sizes, self.hidden_size)
+
+    @property
+    def unit_specs(self) -> tuple[UnitSpec, ...]:
+        """The units as data, one per layer."""
+        return tuple(UnitSpec.parse(u) for u in self.units)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Width of each layer's pre-activation: size times the unit's pool."""
+        return tuple(m * u.pool for m, u in zip(self.sizes, self.unit_specs, strict=True))
+
+    @property
+    def shortcuts(self) -> tuple[bool, ...]:
+        """Which layers receive h(t-1) directly; the first always does, through W_1."""
+        last = self.depth - 1
+        return tuple(l > 0 and (self.shortcut == "all" or (self.shortcut == "last" and l == last))
+                     for l in range(self.depth))  # fmt: skip
+
+    @property
+    def inputs(self) -> tuple[bool, ...]:
+        """Which layers receive the input."""
+        wanted = {"first": {0}, "last": {self.depth - 1}, "all": set(range(self.depth))}[self.input_to]
+        return tuple(l in wanted for l in range(self.depth))
+
+
+@dataclass(frozen=True)
+class PredictSpec:
+    """One ▷: hidden widths and units between the state and the logits."""
+
+    input_size: int
+    output_size: int
+    sizes: tuple[int, ...] = ()
+    units: tuple[str, ...] = ("sigmoid",)
+    shortcut: bool = False
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        positive("Predict", input_size=self.input_size, output_size=self.output_size)
+        positive_each(self, "Predict", "sizes")
+        boolean("Predict", shortcut=self.shortcut, bias=self.bias)
+        if self.shortcut and not self.sizes:
+            raise UserError("Predict: shortcut=True needs at least one hidden layer to go around (sizes=...)")
+        object.__setattr__(self, "units", unit_list("Predict", self.units, len(self.sizes)))
+
+    @property
+    def unit_specs(self) -> tuple[UnitSpec, ...]:
+        """The hidden layers' units as data."""
+        return tuple(UnitSpec.parse(u) for u in self.units)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Probability of leaving a unit out, by place."""
+
+    input: float = 0.0
+    state: float = 0.0
+    intermediate: float = 0.0
+    output: float = 0.0
+    per_sequence: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("input", "state", "intermediate", "output"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+                raise UserError(f"dropout.{name} must be at least 0 and below 1, got {value!r}")
+        boolean("dropout", per_sequence=self.per_sequence)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A whole model: levels of ⊕, one ▷, and what the logits mean."""
+
+    levels: tuple[PlusSpec, ...]
+    predict: PredictSpec
+    output: str = "bernoulli"
+    output_from: str = "top"
+    input_to_levels: str = "first"
+    dropout: Dropout = field(default_factory=Dropout)
+
+    def __post_init__(self) -> None:
+        as_tuple(self, "levels")
+        one_of("model", "output", self.output, ("bernoulli", "categorical"))
+        one_of("model", "output_from", self.output_from, ("top", "all"))
+        one_of("model", "input_to_levels", self.input_to_levels, ("first", "all"))
+        if not self.levels:
+            raise UserError("model: at least one level is needed")
+        if not isinstance(self.dropout, Dropout):
+            raise UserError(
+                f"model: dropout must be a Dropout, such as Dropout(output=0.5), got {self.dropout!r}"
+            )
+        if self.dropout.input and self.symbols:
+            raise UserError(f"model: dropout.input={self.dropout.input} has nothing to act on, the input is integer "
+                            "symbols: use dropout.state, intermediate or output")  # fmt: skip
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        skip = self.levels[0].input_size if self.input_to_levels == "all" else 0
+        for below, level in zip(self.levels, self.levels[1:], strict=False):
+            if level.input_size != below.hidden_size:
+                raise UserError(f"model: a level takes {level.input_size} inputs but the one below it has "
+                                f"{below.hidden_size} units")  # fmt: skip
+            if level.skip_size != skip:
+                raise UserError(f"model: input_to_levels={self.input_to_levels!r} needs skip_size={skip} "
+                                f"on every level above the first, got {level.skip_size}")  # fmt: skip
+        top = self.levels[-1].hidden_size
+        want = sum(p.hidden_size for p in self.levels) if self.output_from == "all" else top
+        if self.predict.input_size != want:
+            raise UserError(f"model: ▷ takes {self.predict.input_size} inputs but the state has {want} units")
+
+    @property
+    def symbols(self) -> bool:
+        """Whether the input is integer symbols rather than vectors."""
+        return self.levels[0].symbols
+
+    @property
+    def input_size(self) -> int:
+        """Length of an input vector, or the number of symbols."""
+        return self.levels[0].input_size
+
+    @property
+    def output_size(self) -> int:
+        """Number of logits per step."""
+        return self.predict.output_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON or TOML."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
+        """Read what `to_dict` wrote; unknown keys are errors."""
+        data = dict(mapping("model", data))
+        levels = data.pop("levels", ())
+        if not isinstance(levels, (list, tuple)):
+            raise UserError(f"model: levels must be a list of tables, got {levels!r}")
+        levels = tuple(read(PlusSpec, level) for level in levels)
+        predict = read(PredictSpec, data.pop("predict", {}))
+        dropout = read(Dropout, data.pop("dropout", {}))
+        return read(cls, {**data, "levels": levels, "predict": predict, "dropout": dropout})
+
+
+def mapping(owner: str, data: Any) -> dict[str, Any]:
+    """The data itself, refused where it is no table of named fields."""
+    if not isinstance(data, dict):
+        raise UserError(f"{owner}: a table of named fields is expected, got {data!r}")
+    return data
+
+
+def as_tuple(spec: object, *names: str) -> None:
+    """Let lists (from JSON or a careless caller) stand where tuples are kept, so that specs hash."""
+    for name in names:
+        object.__setattr__(spec, name, tuple(getattr(spec, name)))
+
+
+def positive_each(spec: object, owner: str, *names: str) -> None:
+    """Keep lists of sizes as tuples, refusing what is not a list of whole numbers of at least 1."""
+    for name in names:
+        value = getattr(spec, name)
+        if not isinstance(value, (tuple, list)):
+            raise UserError(f"{owner}: {name} must be a list of sizes, such as ({value!r},), got {value!r}")
+        as_tuple(spec, name)
+        for i, size in enumerate(value):
+            positive(owner, **{f"{name}[{i}]": size})
+
+
+def read(cls: type[T], data: dict[str, Any]) -> T:
+    """Make a dataclass from plain data; an unknown key is an error that lists the known ones."""
+    known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in mapping(cls.__name__, data):
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise UserError(f"{cls.__name__}: unknown field {key!r}{hint}: known are {', '.join(known)}")
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+        if f.name not in data and not has_default:
+            raise UserError(f"{cls.__name__}: field {f.name!r} is missing: known are {', '.join(known)}")
+    clean = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return cls(**clean)

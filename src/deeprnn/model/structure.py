@@ -1,0 +1,199 @@
+"""A model taken apart from its spec alone: layers, the matrices that join them, counts and equations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deeprnn.model.specs import ModelSpec, PlusSpec
+
+SUBSCRIPTS = str.maketrans("0123456789+-t", "₀₁₂₃₄₅₆₇₈₉₊₋ₜ")
+SUPERSCRIPTS = str.maketrans("0123456789()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁽⁾")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One box of the picture."""
+
+    key: str
+    role: str  # input, input_hidden, intermediate, state, output_hidden, output
+    letter: str  # x, f, z, h, o, y
+    size: int
+    unit: str
+    level: int = 0  # counted from 1; 0 outside the levels
+    index: int = 0  # within several of a role, from 1; 0 where there is one
+    bias: str = ""  # the parameter's name, empty where there is none
+
+    @property
+    def width(self) -> int:
+        """Length of the pre-activation: the size times the unit's pool."""
+        return self.size * int(self.unit.partition(":")[2] or 1)
+
+    @property
+    def extra(self) -> int:
+        """Numbers learned besides matrices: biases, and an Lp unit's orders and centres."""
+        own = self.size + self.width if self.unit.startswith("lp") else 0
+        return own + (self.width if self.bias else 0)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One arrow of the picture: a weight matrix (or the columns of one) between two layers."""
+
+    source: str
+    target: str
+    matrix: str  # the parameter's letter and number: W1, U2, S2, V1, K1, E1
+    kind: str  # transition, input, shortcut, skip, output
+    rows: int  # out
+    columns: int  # in
+    delayed: bool = False  # comes from the step before
+
+    @property
+    def weights(self) -> int:
+        """Number of entries."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """All layers, bottom to top, and all links."""
+
+    layers: tuple[Layer, ...]
+    links: tuple[Link, ...]
+
+    @property
+    def weights(self) -> int:
+        """Entries of all weight matrices: what the paper's Table 1 counts."""
+        return sum(link.weights for link in self.links)
+
+    @property
+    def parameters(self) -> int:
+        """Everything learned, biases included."""
+        return self.weights + sum(layer.extra for layer in self.layers)
+
+    def layer(self, key: str) -> Layer:
+        """The layer of that key."""
+        return next(layer for layer in self.layers if layer.key == key)
+
+    def into(self, key: str) -> tuple[Link, ...]:
+        """The links that end in a layer."""
+        return tuple(link for link in self.links if link.target == key)
+
+
+def dissect(spec: ModelSpec) -> Anatomy:
+    """Layers and links of a model."""
+    layers = [Layer("x", "input", "x", spec.input_size, "identity")]
+    links: list[Link] = []
+    below = layers[0]
+    for number, level in enumerate(spec.levels, 1):
+        below = _level(level, number if len(spec.levels) > 1 else 0, below, layers, links)
+    _output(spec, layers, links)
+    return Anatomy(tuple(layers), tuple(links))
+
+
+def _level(level: PlusSpec, number: int, below: Layer, layers: list[Layer], links: list[Link]) -> Layer:
+    """Append one ⊕ and return its state."""
+    tag = f"^{number}" if number else ""
+    for i, (size, unit) in enumerate(zip(level.input_mlp_sizes, level.input_mlp_units, strict=True), 1):
+        index = i if len(level.input_mlp_sizes) > 1 else 0
+        layer = Layer(f"e{i}{tag}", "input_hidden", "f", size, unit, number, index, f"e{i}" * level.bias)
+        layers.append(layer)
+        links.append(Link(below.key, layer.key, f"E{i}", "input", layer.width, below.size))
+        below = layer
+    state, previous = f"h{tag}", f"h{tag}"
+    for n, (size, unit) in enumerate(zip(level.sizes, level.units, strict=True), 1):
+        last = n == level.depth
+        index = n if level.depth > 2 and not last else 0
+        key, role, letter = (state, "state", "h") if last else (f"z{n}{tag}", "intermediate", "z")
+        layer = Layer(key, role, letter, size, unit, number, index, f"b{n}" * level.bias)
+        layers.append(layer)
+        width_below = level.hidden_size if n == 1 else level.sizes[n - 2]
+        links.append(Link(previous, key, f"W{n}", "transition", layer.width, width_below, delayed=n == 1))
+        if level.inputs[n - 1]:
+            links.append(Link(below.key, key, f"U{n}", "input", layer.width, below.size))
+            if level.skip_size:
+                links.append(Link("x", key, f"K{n}", "skip", layer.width, level.skip_size))
+        if level.shortcuts[n - 1]:
+            size_h = level.hidden_size
+            links.append(Link(state, key, f"S{n}", "shortcut", layer.width, size_h, delayed=True))
+        previous = key
+    return layers[-1]
+
+
+def _output(spec: ModelSpec, layers: list[Layer], links: list[Link]) -> None:
+    states = [layer for layer in layers if layer.role == "state"]
+    sources = states if spec.output_from == "all" else states[-1:]
+    predict = spec.predict
+    below = sources
+    for n, (size, unit) in enumerate(zip(predict.sizes, predict.units, strict=True), 1):
+        index = n if len(predict.sizes) > 1 else 0
+        layer = Layer(f"o{n}", "output_hidden", "o", size, unit, 0, index, f"b{n}" * predict.bias)
+        layers.append(layer)
+        links += [_out(source, layer, f"V{n}", states[-1]) for source in below]
+        below = [layer]
+    unit = "softmax" if spec.output == "categorical" else "sigmoid"
+    last = len(predict.sizes) + 1
+    output = Layer("y", "output", "y", predict.output_size, unit, bias=f"b{last}" * predict.bias)
+    layers.append(output)
+    links += [_out(source, output, f"V{last}", states[-1]) for source in below]
+    if predict.shortcut:
+        links += [Link(s.key, "y", "K", "skip", predict.output_size, s.size) for s in sources]
+
+
+def _out(source: Layer, target: Layer, matrix: str, top: Layer) -> Link:
+    around = source.role == "state" and source.key != top.key
+    return Link(source.key, target.key, matrix, "skip" if around else "output", target.width, source.size)
+
+
+def label(spec: ModelSpec) -> str:
+    """The name the paper would give: RNN, DT(S)-RNN, DOT-RNN, sRNN, sDT(S)-RNN, …"""
+    deep_in = any(level.input_mlp_sizes for level in spec.levels)
+    deep_transition = any(level.depth > 1 for level in spec.levels)
+    shortcut = any(any(level.shortcuts) for level in spec.levels)
+    letters = "I" * deep_in + "O" * bool(spec.predict.sizes) + "T" * deep_transition
+    star = "*" if any(unit.startswith("lp") for level in spec.levels for unit in level.units) else ""
+    stacked = "s" if len(spec.levels) > 1 else ""
+    deep = f"D{letters}{'(S)' if shortcut else ''}-" if letters else ""
+    return f"{stacked}{deep}RNN{star}"
+
+
+def short_count(count: int) -> str:
+    """A count as the paper's Table 1 prints it, digits cut off: 465K, 1185K, 4.04M."""
+    if count < 10_000:
+        return str(count)
+    return f"{count // 1000}K" if count < 2_000_000 else f"{count // 10_000 / 100:.2f}M"
+
+
+def symbol(layer: Layer, time: str = "t") -> str:
+    """A layer's name in plain text: h⁽²⁾ₜ₋₁, z₁."""
+    level = f"({layer.level})".translate(SUPERSCRIPTS) if layer.level else ""
+    index = str(layer.index).translate(SUBSCRIPTS) if layer.index else ""
+    if not time:
+        return f"{layer.letter}{index}{level}"
+    comma = "," if index else ""
+    return f"{layer.letter}{index}{comma}{time.translate(SUBSCRIPTS)}{level}"
+
+
+def unit_symbol(unit: str) -> str:
+    """A unit's name in an equation."""
+    name, _, pool = unit.partition(":")
+    return {"sigmoid": "σ", "identity": "", "maxout": f"max{pool}", "lp": f"L{pool}ₚ"}.get(name, name)
+
+
+def equations(spec: ModelSpec) -> list[str]:
+    """The model's equations, one line a layer, in the paper's letters."""
+    anatomy = dissect(spec)
+    lines = []
+    for layer in anatomy.layers[1:]:
+        terms = []
+        for link in anatomy.into(layer.key):
+            source = symbol(anatomy.layer(link.source), "t-1" if link.delayed else "t")
+            terms.append(f"{_matrix(link.matrix, layer)} {source}")
+        if layer.bias:
+            terms.append(_matrix(layer.bias, layer))
+        lines.append(f"{symbol(layer)} = {unit_symbol(layer.unit)}({' + '.join(terms)})")
+    return lines
+
+
+def _matrix(name: str, layer: Layer) -> str:
+    level = f"({layer.level})".translate(SUPERSCRIPTS) if layer.level else ""
+    return name.translate(SUBSCRIPTS) + level

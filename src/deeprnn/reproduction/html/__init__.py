@@ -1,0 +1,121 @@
+"""One self-contained HTML page about some runs: no network, inline pictures and sound, dark and light."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeprnn import __version__
+from deeprnn.data.files import write_atomically
+from deeprnn.errors import UserError
+from deeprnn.reproduction.html import sections
+from deeprnn.reproduction.html.gather import Group, PiecePrediction, collect, groups, predict
+
+if TYPE_CHECKING:
+    from deeprnn.runs.folder import Run
+
+__all__ = ["collect", "report_html", "write_figures", "write_report"]
+
+
+def write_report(runs: Sequence[Run], path: str | Path, figures: bool = True) -> Path:
+    """Write the page, and its figures as PNG files into a folder beside it."""
+    path = Path(path)
+    page = report_html(runs)
+    with write_atomically(path) as file:
+        file.write(page.encode())
+    if figures:
+        write_figures(runs, path.with_name(f"{path.stem}-figures"))
+    return path
+
+
+def report_html(runs: Sequence[Run]) -> str:
+    """The page as text."""
+    if not runs:
+        raise UserError("a report needs at least one run: deeprnn report runs/NAME")
+    found = groups(runs)
+    title = f"{found[0].label} on {found[0].data}" if len(found) == 1 else f"{len(found)} models compared"
+    count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    when = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")
+    body = [
+        f"<h1>{escape(title)}</h1><p class=lead>{count}, {when}</p>",
+        sections.results_table(found),
+        '<p class="quiet">Lower is better. Mean ± standard deviation over seeds; parameters are entries of weight '
+        "matrices, as the paper counts them; the difference is of our test score from the paper's.</p>",
+        sections.comparison(found),
+        *(sections.group_section(group) for group in found),
+        f"<footer>deeprnn {escape(__version__)}</footer>",
+    ]
+    return _page(title, "".join(body))
+
+
+def _page(title: str, body: str) -> str:
+    here = resources.files("deeprnn.reproduction.html")
+    css, script = (here.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{css}</style></head>"
+        f"<body><main>{body}</main><script>{script}</script></body></html>\n"
+    )
+
+
+def write_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
+    """The page's figures as PNG files: curves and model of every group, a test piece, the comparison."""
+    folder, written = Path(folder), []
+
+    def save(name: str, data: bytes) -> None:
+        place = folder / f"{name}.png"
+        if place in written:
+            place = folder / f"{name}-{len(written)}.png"
+        with write_atomically(place) as file:
+            file.write(data)
+        written.append(place)
+
+    found = groups(runs)
+    for group in found:
+        _figures_of(group, save)
+    from deeprnn.render.curves import comparison_png
+
+    for task in dict.fromkeys(group.task for group in found):
+        here = {group.label: group.best.metrics() for group in found if group.task == task}
+        if len(here) > 1:
+            save(f"{_plain(task[0])}-comparison", comparison_png(here, title=f"Validation on {task[0]}"))
+    return written
+
+
+def _figures_of(group: Group, save) -> None:
+    from deeprnn.render.curves import curves_png
+    from deeprnn.render.model_diagram import model_png
+    from deeprnn.render.pianoroll import pianoroll_png
+
+    name = _plain(f"{group.data}-{group.label}")
+    title = f"{group.label} on {group.data}"
+    rows = group.best.metrics()
+    save(f"{name}-curves", curves_png(rows, title=title, metric=group.metric, paper=group.paper))
+    save(f"{name}-model", model_png(group.spec))
+    seen = predict(group.best)
+    if isinstance(seen, PiecePrediction):
+        grid = group.best.grid
+        save(
+            f"{name}-test-piece",
+            pianoroll_png(
+                seen.frames,
+                probabilities=seen.probabilities,
+                steps_per_beat=grid.steps_per_beat if grid else 4,
+                low=grid.low if grid else 21,
+                title=f"{title}: what was expected, and what came",
+                subtitle=seen.name,
+            ),
+        )
+
+
+def _plain(text: str) -> str:
+    """A name that any file system takes."""
+    kept = "".join(
+        c if c.isalnum() or c in "-_" else "-" if c in " ./" else "" for c in text.replace("*", "star")
+    )
+    return kept.lower() or "figure"

@@ -1,0 +1,245 @@
+"""Tables from the ledger: in the terminal, as Markdown, and the README's results between two markers.
+
+    entries = read_ledger("results/runs")
+    print(text_tables(entries))
+    update_readme("README.md", entries)
+
+Every number comes from a run of the ledger; a cell without runs is a dash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from deeprnn.errors import UserError
+from deeprnn.model import paper
+from deeprnn.reproduction import speed
+from deeprnn.reproduction.cells import Row, Verdict, rows, verdicts
+from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
+from deeprnn.reproduction.extras import extra_rows
+
+__all__ = ["FOLDER", "markdown", "read_ledger", "rebuilt", "rows", "text_tables", "update_readme"]
+
+TITLES = {"nottingham": "Nottingham", "jsb": "JSB Chorales", "musedata": "MuseData",
+          "ptb-char": "PTB characters", "ptb-word": "PTB words"}  # fmt: skip
+CAPTIONS = {
+    2: "Table 2, polyphonic music: test negative log-likelihood, nats per frame",
+    3: "Table 3, Penn Treebank: bits per character and perplexity, test",
+}
+NONE = "—"
+
+
+def digits(row: Row) -> int:
+    """Decimals that a metric is printed with."""
+    return 1 if row.cell.metric == "perplexity" else 3
+
+
+def number(value: float | None, places: int) -> str:
+    """A value, or a dash."""
+    return NONE if value is None else f"{value:.{places}f}"
+
+
+def printed(row: Row) -> str:
+    """The paper's value with the decimals the paper gives."""
+    return f"{row.cell.value:.{2 if row.cell.model == 'dots-star' else digits(row)}f}"
+
+
+def measured(row: Row) -> str:
+    """Mean ± deviation, or a dash."""
+    places = digits(row)
+    spread = "" if row.sd is None else f" ± {row.sd:.{places}f}"
+    return number(row.ours, places) + spread
+
+
+def percent(value: float | None) -> str:
+    """A difference in percent with its sign."""
+    if value is None:
+        return NONE
+    return "0.0 %" if abs(value) < 0.05 else f"{value:+.1f} %".replace("-", "−")
+
+
+def reached(row: Row) -> bool:
+    """Whether our mean is within 1 % of the paper's, or better."""
+    return row.difference is not None and row.difference <= 1.0
+
+
+# ---- Markdown
+
+
+def markdown(entries: Sequence[Entry]) -> str:
+    """The whole results section."""
+    table = rows(entries)
+    parts = [_summary(table)]
+    judged = {v.data: v for v in verdicts(table)}
+    for which, caption in CAPTIONS.items():
+        parts.append(f"**{caption}**\n\n" + _wide(which, table, judged))
+    parts.append(_details(table))
+    if extra := _extras(entries):
+        parts.append(extra)
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(table: Sequence[Row]) -> str:
+    filled = [r for r in table if r.entries]
+    runs = sum(len(r.entries) for r in filled)
+    within = sum(map(reached, filled))
+    return (
+        f"{len(filled)} of the paper's {len(table)} cells are measured, by {runs} runs; {within} of them are "
+        f"within 1 % of the paper's number or better (bold). Ours: mean ± standard deviation over seeds; in "
+        f"brackets, the paper's. A dash: not run. The last column: does a deep model, chosen on validation, beat "
+        f"the conventional RNN on test, seed by seed (two-sided paired t-test, p < 0.05)? DOT(S)-RNN*, which has "
+        f"dropout in place of weight noise, is compared apart from the others."
+    )
+
+
+def _wide(which: int, table: Sequence[Row], judged: dict[str, Verdict]) -> str:
+    mine = [r for r in table if r.cell.table == which]
+    models = list(dict.fromkeys(r.cell.model for r in mine))
+    lines = ["| | " + " | ".join(paper.LABELS[m] for m in models) + " | deep beats shallow |"]
+    lines.append("|---" * (len(models) + 2) + "|")
+    for data in dict.fromkeys(r.cell.data for r in mine):
+        cells = [_short(r) for r in mine if r.cell.data == data]
+        lines.append(f"| {TITLES[data]} | " + " | ".join(cells) + f" | {judged[data].text} |")
+    return "\n".join(lines)
+
+
+def _short(row: Row) -> str:
+    text = measured(row)
+    return f"{f'**{text}**' if reached(row) else text} ({printed(row)})"
+
+
+def _details(table: Sequence[Row]) -> str:
+    lines = [
+        "<details><summary>Every cell: seeds, the seed best on validation, difference, deviations</summary>",
+        "",
+        "| data | model | paper | ours | seeds | best-validation seed | difference | deviations from the paper |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in table:
+        best = number(row.best, digits(row))
+        named = "; ".join(row.deviations) or ("none" if row.entries else NONE)
+        lines.append(
+            f"| {TITLES[row.cell.data]} | {paper.LABELS[row.cell.model]} | {printed(row)} | {measured(row)} "
+            f"| {len(row.entries)} | {best} | {percent(row.difference)} | {named} |"
+        )
+    return "\n".join([*lines, "", "</details>"])
+
+
+def _extras(entries: Sequence[Entry]) -> str:
+    found = extra_rows(entries)
+    if not found:
+        return ""
+    lines = [
+        "**Models the paper names or suggests but does not train**",
+        "",
+        "| data | model | parameters | ours, test | seeds |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found:
+        places = 1 if row.data == "ptb-word" else 3
+        spread = "" if row.sd is None else f" ± {row.sd:.{places}f}"
+        lines.append(
+            f"| {TITLES[row.data]} | {row.label} | {row.parameters:,} "
+            f"| {row.ours:.{places}f}{spread} | {len(row.entries)} |"
+        )
+    return "\n".join(lines)
+
+
+# ---- README
+
+
+def with_section(text: str, name: str, section: str) -> str:
+    """A document with the part between the two markers of `name` replaced."""
+    begin, end = marker(name, "begin"), marker(name, "end")
+    start, stop = text.find(begin), text.find(end)
+    if start < 0 or stop < start or text.count(begin) != 1 or text.count(end) != 1:
+        raise UserError(f"the document needs one line {begin} and, after it, one line {end}")
+    return f"{text[: start + len(begin)]}\n{section}{text[stop:]}"
+
+
+def marker(name: str, which: str) -> str:
+    """The comment that begins or ends a section."""
+    return f"<!-- {name}:{which} -->"
+
+
+def rebuilt(text: str, entries: Sequence[Entry], bench: str | Path = speed.FOLDER) -> str:
+    """A document with its results and, where it has room for them, its speed rebuilt."""
+    text = with_section(text, "results", markdown(entries))
+    if marker("speed", "begin") in text:
+        text = with_section(text, "speed", speed.speed_markdown(bench))
+    return text
+
+
+def update_readme(path: str | Path, entries: Sequence[Entry], bench: str | Path = speed.FOLDER) -> bool:
+    """Rewrite the results of a README from the ledger and the benchmarks; whether anything changed."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(
+            f"no file {path}: --readme takes a Markdown file that has the markers "
+            f"{marker('results', 'begin')} and {marker('results', 'end')}"
+        )
+    old = path.read_text(encoding="utf-8")
+    new = rebuilt(old, entries, bench)
+    if new != old:
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_text(new, encoding="utf-8")
+        temporary.replace(path)
+    return new != old
+
+
+# ---- plain text
+
+
+def text_tables(entries: Sequence[Entry]) -> str:
+    """Tables 2 and 3 as aligned plain text, ours over the paper's."""
+    table = rows(entries)
+    judged = {v.data: v for v in verdicts(table)}
+    out = []
+    for which, caption in CAPTIONS.items():
+        mine = [r for r in table if r.cell.table == which]
+        models = list(dict.fromkeys(r.cell.model for r in mine))
+        lines = [["", "", *(paper.LABELS[m] for m in models)]]
+        for data in dict.fromkeys(r.cell.data for r in mine):
+            here = [r for r in mine if r.cell.data == data]
+            lines.append([TITLES[data], "ours", *(measured(r) for r in here)])
+            lines.append(["", "paper", *(printed(r) for r in here)])
+            lines.append(["", "difference", *(percent(r.difference) for r in here)])
+            lines.append(["", "seeds", *(str(len(r.entries)) for r in here)])
+        out.append(f"{caption}\n{aligned(lines)}")
+    out.append(
+        "A deep model, chosen on validation, beats the conventional RNN on test (paired over seeds, p < 0.05):"
+    )
+    out += [f"  {TITLES[data]:<16}{v.text}" for data, v in judged.items()]
+    return "\n\n".join(out[:2]) + "\n\n" + "\n".join(out[2:])
+
+
+def cells_text(table: Sequence[Row]) -> str:
+    """All cells, a line each."""
+    head = [
+        "table",
+        "data",
+        "model",
+        "metric",
+        "paper",
+        "ours",
+        "seeds",
+        "best seed",
+        "difference",
+        "deviations",
+    ]
+    lines = [head]
+    for r in table:
+        lines.append(
+            [str(r.cell.table), r.cell.data, r.cell.model, r.cell.metric, printed(r), measured(r),
+             str(len(r.entries)), number(r.best, digits(r)), percent(r.difference), "; ".join(r.deviations)]
+        )  # fmt: skip
+    return aligned(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Columns set out with spaces."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -1,0 +1,66 @@
+"""The ledger: one JSON for each finished run, from which tables and figures are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deeprnn.errors import UserError
+from deeprnn.runs.checkpoint import write_json
+from deeprnn.runs.folder import Run
+
+FORMAT = 1
+POINTS = 200
+"""most points of a learning curve that are kept"""
+
+
+def entry(run: Run) -> dict[str, Any]:
+    """What is kept of a run for good: how it was made, on what, what it reached and how it got there."""
+    info = run.info
+    if info.get("result") is None:
+        raise UserError(
+            f"{run.path} has no result yet (status {info['status']}): `deeprnn resume {run.path}`"
+        )
+    rows = run.metrics()
+    kept = ("name", "label", "parameters", "seed", "metric", "paper", "version", "commit", "environment")
+    return {
+        "format": FORMAT,
+        **{key: info.get(key) for key in kept},
+        "data": {key: info["data"].get(key) for key in ("name", "kind")},
+        "model": run.recipe["model"]["kind"],
+        "recipe": run.recipe,
+        "finished": info["updated"],
+        "seconds": info.get("seconds"),
+        "stopped": info.get("reason"),
+        "epochs": len(rows),
+        "result": info["result"],
+        "curve": thin(rows),
+    }
+
+
+def thin(rows: Sequence[Mapping[str, Any]], points: int = POINTS) -> list[dict[str, Any]]:
+    """At most about `points` epochs, evenly spread; the first, the last and the best always among them."""
+    if not rows:
+        return []
+    best = min(range(len(rows)), key=lambda i: rows[i]["valid"])
+    step = max(1, -(-len(rows) // points))
+    wanted = sorted({*range(0, len(rows), step), len(rows) - 1, best})
+    keys = ("epoch", "step", "train", "valid", "rate", "grad_norm", "clipped", "seconds")
+    return [{k: _short(rows[i].get(k)) for k in keys} for i in wanted]
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def record(run: Run, folder: str | Path) -> Path:
+    """Write a run's entry into a ledger folder, under the data's, model's and run's name."""
+    found = entry(run)
+    stem, name = f"{found['data']['name']}-{found['model']}", run.name.replace("/", "-").replace(" ", "-")
+    stem = name if name.startswith(stem) else f"{stem}-{name}"
+    stem = stem if "seed-" in stem else f"{stem}-seed-{found['seed']}"
+    path = Path(folder) / f"{stem}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, found)
+    return path

@@ -1,0 +1,319 @@
+"""Recipes: everything that decides a training run, as frozen dataclasses read from TOML.
+
+    recipe = load_recipe("paper/jsb/dots")              # packaged; or a path to a .toml file
+    recipe = override(recipe, {"optimiser.rate": 0.5})  # what the command line does
+
+Reading and overriding share one checker: an unknown or ill-typed field is an error that lists the known
+ones and the nearest name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from deeprnn.errors import UserError
+from deeprnn.model.init import InitSpec
+from deeprnn.model.models import assemble
+from deeprnn.model.specs import Dropout, ModelSpec
+from deeprnn.training.recipe import ranges
+from deeprnn.training.recipe.fields import read, unknown
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """What is learnt from, and how it is cut into updates."""
+
+    name: str = "bach"
+    """a named data set, or a path"""
+    level: Literal["auto", "music", "char", "word"] = "auto"
+    """how a text is read; auto: by what the data is"""
+    chunk: int = 200
+    """steps of one update: truncated backpropagation through time, the state carried on"""
+    lanes: int = 1
+    """sequences side by side in one update; the paper's is 1"""
+    order: Literal["shared", "own"] = "shared"
+    """whether members of a population see one order of songs or each its own"""
+    order_seed: int = 0
+    """seed of the shared order, apart from the members' seeds so that a member equals the model alone"""
+    steps_per_beat: int = 0
+    """bach and MIDI files: the grid in time; 0: the loader's own choice"""
+    transpose: bool = False
+    """bach and MIDI files: every song to C major or A minor"""
+    minimum: int = 1
+    """text files: the least count of a symbol that enters the vocabulary"""
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """The model by its sizes; input and output sizes come from the data."""
+
+    kind: str = "rnn"
+    """the paper's name for it (rnn, dts, dots, srnn, dots-star), for tables and the paper's number"""
+    hidden: tuple[int, ...] = (200,)
+    """state size of each level"""
+    intermediate: tuple[int, ...] = ()
+    """hidden layers of the transition"""
+    output_hidden: tuple[int, ...] = ()
+    """hidden layers of the output function"""
+    shortcut: Literal["none", "last", "all"] = "none"
+    input_to: Literal["first", "last", "all"] = "first"
+    unit: str = "sigmoid"
+    intermediate_unit: str = ""
+    """empty: as `unit`"""
+    output_unit: str = "sigmoid"
+    output_from: Literal["top", "all"] = "top"
+    input_to_levels: Literal["first", "all"] = "first"
+
+    def spec(self, size: int, categorical: bool, dropout: Dropout) -> ModelSpec:
+        """The whole model for data with `size` inputs and outputs."""
+        return assemble(
+            input_size=size,
+            output_size=size,
+            hidden_sizes=self.hidden,
+            intermediate=self.intermediate,
+            output_hidden=self.output_hidden,
+            shortcut=self.shortcut,
+            input_to=self.input_to,
+            unit=self.unit,
+            intermediate_unit=self.intermediate_unit or None,
+            output_unit=self.output_unit,
+            output="categorical" if categorical else "bernoulli",
+            output_from=self.output_from,
+            input_to_levels=self.input_to_levels,
+            dropout=dropout,
+        )
+
+
+@dataclass(frozen=True)
+class OptimiserPart:
+    """How a gradient becomes a step."""
+
+    name: Literal["sgd", "momentum", "adam", "adamw"] = "sgd"
+    rate: float = 1.0
+    clip: float = 1.0
+    """largest norm of the gradient of the mean loss per step; 0: never clipped"""
+    momentum: float = 0.9
+    betas: tuple[float, ...] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    """decoupled, for adamw"""
+    average: Literal["none", "ema", "tail"] = "none"
+    """evaluate and keep averaged weights: exponentially, or all since epoch `average_from`"""
+    average_decay: float = 0.999
+    average_from: int = 1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: autocast; the recurrent state stays in fp32"""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """what a NaN or infinite loss or gradient does"""
+
+
+@dataclass(frozen=True)
+class SchedulePart:
+    """The rate over time."""
+
+    name: Literal["paper", "halving", "cosine", "constant"] = "paper"
+    beta: float = 1000.0
+    """paper: updates after which the decaying rate has halved"""
+    patience: int = 4
+    """paper: epochs without a new best before the decay starts; halving: before each halving"""
+    restore_best: bool = True
+    """go back to the best parameters where the decay starts or the rate is halved"""
+    factor: float = 1.0002
+    """halving: by how much the validation cost must improve in an epoch"""
+    minimum: float = 5e-7
+    """halving: the rate below which training stops"""
+    floor: float = 0.0
+    """cosine: the last rate as a share of the first"""
+    warmup: int = 0
+    """updates over which the rate rises from zero"""
+
+
+@dataclass(frozen=True)
+class RegulariserPart:
+    """Weight noise and dropout, both in training alone."""
+
+    weight_noise: float = 0.0
+    """standard deviation of the Gaussian added to every weight matrix for each gradient"""
+    dropout_input: float = 0.0
+    dropout_state: float = 0.0
+    """on the recurrent path, one mask per sequence"""
+    dropout_intermediate: float = 0.0
+    dropout_output: float = 0.0
+    dropout_per_sequence: bool = False
+
+    @property
+    def dropout(self) -> Dropout:
+        """As the model's spec holds it."""
+        return Dropout(
+            self.dropout_input,
+            self.dropout_state,
+            self.dropout_intermediate,
+            self.dropout_output,
+            self.dropout_per_sequence,
+        )
+
+
+@dataclass(frozen=True)
+class StopPart:
+    """When training ends; 0 switches a rule off."""
+
+    patience: int = 20
+    """epochs without a new best (under the paper's schedule: counted once the decay has started)"""
+    epochs: int = 0
+    minutes: float = 0.0
+
+
+@dataclass(frozen=True)
+class PretrainPart:
+    """A first stage whose parameters the model starts from (Sec. 5.2)."""
+
+    recipe: str = ""
+    """recipe that the first stage is trained by; its model is this one without the deep output or upper levels"""
+    run: str = ""
+    """or a finished run to start from"""
+    rate: float = 0.1
+    """the transferred parameters' rate, as a share of the others'"""
+
+
+@dataclass(frozen=True)
+class SavePart:
+    """When the training state is saved besides each epoch's end; 0 switches a rule off."""
+
+    seconds: float = 60.0
+    updates: int = 0
+
+
+@dataclass(frozen=True)
+class EvaluationPart:
+    """How a split is scored."""
+
+    chunk: int = 200
+    width: int = 64
+    """songs side by side"""
+    streams: int = 1
+    """parallel streams of a text; 1 is exact"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run, whole."""
+
+    data: DataPart = field(default_factory=DataPart)
+    model: ModelPart = field(default_factory=ModelPart)
+    init: InitSpec = field(default_factory=InitSpec)
+    optimiser: OptimiserPart = field(default_factory=OptimiserPart)
+    schedule: SchedulePart = field(default_factory=SchedulePart)
+    regulariser: RegulariserPart = field(default_factory=RegulariserPart)
+    stop: StopPart = field(default_factory=StopPart)
+    pretrain: PretrainPart = field(default_factory=PretrainPart)
+    save: SavePart = field(default_factory=SavePart)
+    evaluation: EvaluationPart = field(default_factory=EvaluationPart)
+    seeds: tuple[int, ...] = (1,)
+    """one model per seed, trained in lockstep"""
+    rates: tuple[float, ...] = ()
+    """a grid: every seed at every one of these rates, in place of optimiser.rate"""
+
+    def __post_init__(self) -> None:
+        ranges.check(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for TOML or JSON."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """Read plain data; unknown and ill-typed fields are errors."""
+        return read(cls, data)
+
+
+# ---- changing
+
+
+def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with dotted fields replaced: {"optimiser.rate": 0.5}."""
+    data = recipe.to_dict()
+    for name, value in changes.items():
+        section, _, key = name.rpartition(".")
+        table = data.get(section) if section else data
+        if not isinstance(table, dict) or key not in table or isinstance(table[key], dict):
+            near = [f"{section}.{k}" for k in table] if section and isinstance(table, dict) else field_names()
+            raise UserError(unknown(name, near))
+        table[key] = value
+    return Recipe.from_dict(data)
+
+
+def field_names() -> list[str]:
+    """Every field by its dotted name."""
+    out = []
+    for name, value in Recipe().to_dict().items():
+        out += [f"{name}.{key}" for key in value] if isinstance(value, dict) else [name]
+    return out
+
+
+def parse_value(text: str) -> Any:
+    """A command-line value as TOML would read it; `1,2` is a list, `1..5` a range, anything else is text."""
+    first, dots, last = text.partition("..")
+    if dots and first.isdigit() and last.isdigit():
+        return list(range(int(first), int(last) + 1))
+    if "," in text and not text.lstrip().startswith(("[", '"', "'")):
+        return [parse_value(part.strip()) for part in text.split(",") if part.strip()]
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+# ---- files
+
+
+def packaged() -> dict[str, Path]:
+    """The recipes that come with the package, by short name: `paper/jsb/dots`."""
+    root = Path(str(resources.files("deeprnn") / "recipes"))
+    return {p.relative_to(root).with_suffix("").as_posix(): p for p in sorted(root.rglob("*.toml"))}
+
+
+def load_recipe(name_or_path: str | Path) -> Recipe:
+    """A packaged recipe by its short name, or a TOML file."""
+    text = str(name_or_path)
+    path = Path(text)
+    if not path.is_file():
+        known = packaged()
+        short = text.removesuffix(".toml").removeprefix("./").removeprefix("recipes/")
+        if short not in known:
+            near = get_close_matches(short, known, n=1, cutoff=0.4)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise UserError(f"no recipe {text!r}{hint}: give a .toml file or one of {', '.join(known)}")
+        path = known[short]
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    try:
+        return Recipe.from_dict(data)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The resolved recipe as TOML, every field written out."""
+    data = recipe.to_dict()
+    plain = [f"{k} = {_toml_value(v)}" for k, v in data.items() if not isinstance(v, dict)]
+    tables = [
+        f"\n[{name}]\n" + "\n".join(f"{k} = {_toml_value(v)}" for k, v in table.items())
+        for name, table in data.items()
+        if isinstance(table, dict)
+    ]
+    return "\n".join([*plain, *tables]) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    # JSON's own escapes would write an emoji as two surrogates, which TOML does not know.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

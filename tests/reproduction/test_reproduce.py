@@ -1,0 +1,488 @@
+"""The plan's graph, and toy reproductions: what is done is skipped, what is cut off goes on, bit for bit."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deeprnn.cli import main
+from deeprnn.data.music import Grid, MusicData, Songs
+from deeprnn.errors import UserError
+from deeprnn.model import paper
+from deeprnn.reproduction import plan as planning
+from deeprnn.reproduction import run as running
+from deeprnn.reproduction import tables
+from deeprnn.reproduction.entries import identity, read_entry
+from deeprnn.reproduction.job import Place, enter, run_job
+from deeprnn.reproduction.plan import Job, changed, make_plan, recipe_for, wanted
+from deeprnn.reproduction.run import Outcome, Settings, _Runner, reproduce
+from deeprnn.reproduction.times import estimate, makespan, ordered
+from deeprnn.runs import checkpoint
+from deeprnn.training.recipe import packaged
+from tests.reproduction.ledger import entry, write
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    "jsb/rnn:model.hidden=6",
+    "jsb/srnn:model.hidden=[6,6]",
+    "jsb/d*:model.hidden=6",
+    "jsb/d*:model.intermediate=5",
+    "jsb/dots:model.output_hidden=4",
+    "data.chunk=8",
+    "stop.epochs=3",
+)
+
+
+def small_songs(seed: int = 0) -> MusicData:
+    draw = np.random.default_rng(seed)
+    rolls = [(draw.random((n, 88)) < 0.05).astype(np.uint8) for n in (20, 13, 9)]
+    splits = {s: Songs.pack(rolls) for s in ("train", "valid", "test")}
+    return MusicData("jsb", splits, Grid(steps_per_beat=1))
+
+
+@pytest.fixture
+def songs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up `jsb` in place of the benchmark set."""
+    data = small_songs()
+    monkeypatch.setattr(running, "_load", lambda part: data)
+    monkeypatch.setattr(running.sources, "find", lambda name: ())
+
+
+def settings(folder: Path, *only: str, **more) -> Settings:
+    return Settings(
+        only=only, seeds=2, overrides=TINY, root=folder / "runs", ledger=folder / "ledger", **more
+    )
+
+
+def by_name(plan: planning.Plan) -> dict[str, Job]:
+    names = [job.name for job in plan.jobs]
+    assert len(set(names)) == len(names)
+    return dict(zip(names, plan.jobs, strict=True))
+
+
+# ---- the plan
+
+
+def test_all_23_cells_are_wanted_and_have_recipes():
+    names = wanted()
+    assert len(names) == 23
+    for name in wanted(extras=True):
+        recipe = recipe_for(name)
+        assert f"{recipe.data.name}/{recipe.model.kind}" == name
+    assert sum(n.startswith("extra/") for n in packaged()) == len(wanted(extras=True)) - 23
+
+
+def test_extra_models_train_as_the_paper_s_do():
+    for name in (n for n in wanted(extras=True) if n not in wanted()):
+        extra, like = recipe_for(name), recipe_for(f"{name.partition('/')[0]}/dts")
+        for part in ("data", "init", "optimiser", "schedule", "regulariser", "stop"):
+            assert getattr(extra, part) == getattr(like, part), (
+                f"{name}: [{part}] differs from the DT(S)-RNN's"
+            )
+
+
+def test_models_of_small_kernels_have_a_gpu_to_themselves(tmp_path: Path):
+    plan = make_plan(["jsb/dots-star", "jsb/rnn", "musedata/dots-star"], [], tmp_path)
+    star, shallow, other = plan.jobs
+    assert [job.stepwise for job in plan.jobs] == [True, False, True]
+    cases = [("cuda", star, []), ("cuda:1", star, []), ("cpu", star, [shallow, other])]
+    for device, busy, allowed in [*cases, ("cuda", shallow, []), ("cpu", shallow, [star, other])]:
+        runner = _Runner(Settings(device=device), plan, print, lambda: None, [], Outcome())
+        runner.waiting.remove(busy)
+        runner.running[Future()] = busy
+        assert _started(runner) == allowed
+    runner = _Runner(Settings(device="cuda"), plan, print, lambda: None, [], Outcome())
+    assert runner._ready() is not None, "nothing runs: anything may begin"
+
+
+def _started(runner: _Runner) -> list:
+    """The jobs that may begin beside those that run."""
+    ready = []
+    while job := runner._ready():
+        runner.waiting.remove(job)
+        ready.append(job)
+    return ready
+
+
+def test_words_of_only():
+    assert wanted(["jsb"]) == [f"jsb/{m}" for m in paper.LABELS]
+    assert wanted(["musedata/dts", "*/srnn"])[:2] == ["musedata/dts", "nottingham/srnn"]
+    assert "jsb/dts4" in wanted(["jsb"], extras=True)
+    assert wanted(["jsb/dts4"]) == ["jsb/dts4"]
+    with pytest.raises(UserError, match="did you mean 'nottingham'"):
+        wanted(["notingham"])
+
+
+def test_first_stages_come_first_and_are_shared(tmp_path: Path):
+    jobs = by_name(make_plan(wanted(), [], tmp_path))
+    for data in paper.INPUTS:
+        assert jobs[f"{data}/dots"].needs is jobs[f"{data}/dts"], f"{data}: trained once, used twice"
+        assert jobs[f"{data}/rnn"].needs is None
+    assert jobs["musedata/srnn"].needs is jobs["musedata/rnn"], "both have 600 units"
+    assert jobs["jsb/srnn"].needs is jobs["jsb/rnn-400"], (
+        "Table 1's RNN has 200 units, the stack's levels 400"
+    )
+    assert jobs["jsb/rnn-400"].recipe.model.hidden == (400,)
+    order = list(jobs)
+    assert all(order.index(j.needs.name) < order.index(j.name) for j in jobs.values() if j.needs)
+    assert len(jobs["jsb/rnn"].recipe.seeds) == 5
+    assert len(jobs["ptb-word/rnn"].recipe.seeds) == 3
+
+
+def test_a_first_stage_without_shortcut_is_a_dt(tmp_path: Path):
+    jobs = by_name(make_plan(wanted(["jsb/dot", "jsb/dt", "jsb/sdts"]), [], tmp_path))
+    assert jobs["jsb/dot"].needs is jobs["jsb/dt"]
+    assert jobs["jsb/sdts"].needs is jobs["jsb/dts"]
+    assert jobs["jsb/dt"].why == "cell"
+
+
+def entries_for(
+    folder: Path, name: str, seeds: Sequence[int], stopped: str = "no new best in 20 epochs"
+) -> None:
+    data, _, model = name.partition("/")
+    made = [entry(data, model, seed, 8.3, reason=stopped) for seed in seeds]
+    for one in made:
+        one["recipe"] = {**recipe_for(name).to_dict(), "seeds": [one["seed"]]}
+    write(folder, *made)
+
+
+def test_what_the_ledger_has_is_left_out(tmp_path: Path):
+    entries_for(tmp_path / "ledger", "jsb/rnn", [1, 2, 4])
+    entries = tables.read_ledger(tmp_path / "ledger")
+    assert make_plan(["jsb/rnn"], entries, tmp_path, seeds=2).done == ["jsb/rnn"]
+    assert by_name(make_plan(["jsb/rnn"], entries, tmp_path))["jsb/rnn"].recipe.seeds == (3, 5)
+
+
+def test_what_was_cut_off_is_not_done(tmp_path: Path):
+    entries_for(tmp_path / "ledger", "jsb/rnn", [1, 2], stopped="cut off when 8 minutes had passed")
+    plan = make_plan(["jsb/rnn"], tables.read_ledger(tmp_path / "ledger"), tmp_path, seeds=2)
+    assert plan.done == []
+    assert plan.jobs[0].recipe.seeds == (1, 2)
+
+
+def test_overrides_reach_the_recipes_they_name():
+    recipe = recipe_for("ptb-char/rnn")
+    assert changed(recipe, "ptb-char/rnn", ["ptb-*:data.lanes=16"]).data.lanes == 16
+    assert changed(recipe, "ptb-char/rnn", ["ptb-char:data.lanes=16"]).data.lanes == 16
+    assert changed(recipe, "ptb-char/rnn", ["*/dots:data.lanes=16"]).data.lanes == recipe.data.lanes != 16
+    assert changed(recipe, "ptb-char/rnn", ["optimiser.rate=4"]).optimiser.rate == 4.0
+    with pytest.raises(UserError, match="needs the form"):
+        changed(recipe, "ptb-char/rnn", ["data.lanes"])
+    with pytest.raises(UserError, match=r"data\.lanes"):
+        changed(recipe, "ptb-char/rnn", ["data.lane=16"])
+
+
+def test_a_grid_of_rates_is_done_when_every_member_is(tmp_path: Path):
+    grid = ["rates=[0.5,1.0]", "jsb:seeds=1"]
+    entries_for(tmp_path / "ledger", "jsb/rnn", [1])  # at the recipe's own rate, 1.0
+    entries = tables.read_ledger(tmp_path / "ledger")
+    plan = make_plan(["jsb/rnn"], entries, tmp_path, seeds=5, overrides=grid)
+    assert plan.jobs[0].recipe.seeds == (1,)
+    assert plan.jobs[0].recipe.rates == (0.5, 1.0)
+    assert make_plan(["jsb/rnn"], entries, tmp_path, seeds=5, overrides=["rates=1", "seeds=1"]).done == [
+        "jsb/rnn"
+    ]
+
+
+def test_an_override_of_both_stages_keeps_them_shared(tmp_path: Path):
+    jobs = by_name(make_plan(["jsb/dts", "jsb/dots"], [], tmp_path, overrides=["optimiser.rate=0.5"]))
+    assert jobs["jsb/dots"].needs is jobs["jsb/dts"]
+    assert jobs["jsb/dts"].recipe.optimiser.rate == 0.5
+
+
+def test_expected_time_follows_chains_and_workers():
+    recipe = recipe_for("jsb/rnn")
+    first, other = Job("a", recipe, expected=10.0), Job("c", recipe_for("jsb/dts"), expected=8.0)
+    second = Job("b", recipe_for("jsb/dots"), needs=first, expected=5.0)
+    jobs = [second, other, first]
+    assert [j.name for j in ordered(jobs)] == ["a", "c", "b"]
+    for device in ("cpu", "cuda"):
+        assert makespan(jobs, 1, device) == 23.0
+        assert makespan(jobs, 2, device) == 15.0
+
+
+def test_expected_time_has_models_of_small_kernels_alone_on_a_gpu():
+    star, other = (Job(n, recipe_for(n), expected=9.0) for n in ("jsb/dots-star", "musedata/dots-star"))
+    short, long = (Job(n, recipe_for(n), expected=e) for n, e in (("jsb/rnn", 4.0), ("jsb/dts", 10.0)))
+    jobs = [star, short, other, long]
+    assert makespan(jobs, 4, "cpu") == 10.0
+    assert makespan(jobs, 4, "cuda:0") == 10.0 + 9.0 + 9.0
+
+
+def test_a_run_that_was_cut_off_tells_no_time(tmp_path: Path):
+    entries_for(tmp_path, "jsb/rnn", [1], stopped="cut off when 8 minutes had passed")
+    entries_for(tmp_path, "jsb/dts", [1])
+    entries = tables.read_ledger(tmp_path)
+    cut, done = make_plan(["jsb/rnn", "jsb/dts"], entries, tmp_path, seeds=2).jobs
+    for job in (cut, done):
+        estimate(job, entries, "cpu")
+    assert (cut.estimate, done.estimate, done.expected) == ("estimated", "recorded", 60.0)
+    assert cut.expected > 0
+
+
+def test_without_a_ledger_one_seed_of_everything_is_expected_to_take_what_it_took(tmp_path: Path):
+    measured = json.loads((ROOT / "results" / "bench" / "h200-one-seed.json").read_text())
+    jobs = make_plan(wanted(), [], tmp_path, seeds=1).jobs
+    assert {job.name for job in jobs} == {job["job"] for job in measured["jobs"]}
+    for job in jobs:
+        estimate(job, [], "cuda")
+    assert makespan(jobs, 4, "cuda") == pytest.approx(measured["total_s"], rel=0.15)
+
+
+def test_on_a_gpu_four_populations_share_it_with_kernels_planned_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("deeprnn.training.session.pick_device", lambda name: "cuda")
+    place = ["--ledger", str(tmp_path), "--runs", str(tmp_path)]
+    assert main(["reproduce", "--plan", "--only", "jsb", *place]) == 0
+    assert "6 populations on cuda, 4 at once" in capsys.readouterr().out
+    company: list[int] = []
+    monkeypatch.setattr(running, "expect_company", company.append)
+    before = sys.getswitchinterval()
+    with running._sharing(Settings(device="cuda", jobs=4)):
+        assert company == [1]
+        assert sys.getswitchinterval() == pytest.approx(running.SWITCH)
+    assert sys.getswitchinterval() == pytest.approx(before)
+    with running._sharing(Settings(device="cuda", company=3)):
+        assert company[-1] == 3
+    assert company[-1] == 1, "whoever trains afterwards has the card to itself"
+
+
+def test_identity_ignores_seed_and_settings_of_absent_layers():
+    recipe = recipe_for("ptb-char/dts")
+    same = changed(
+        recipe, "x", ["seeds=7", "save.seconds=1", "model.output_unit=relu", "init.rectifier_bias=0.3"]
+    )
+    assert identity(same) == identity(recipe)
+    assert identity(changed(recipe, "x", ["optimiser.rate=0.3"])) != identity(recipe)
+    dots = recipe_for("ptb-char/dots")
+    assert identity(changed(dots, "x", ["init.rectifier_bias=0.3"])) != identity(dots)
+
+
+def test_identity_ignores_what_the_schedule_does_not_read():
+    paper = recipe_for("jsb/rnn")
+    cosine = changed(paper, "x", ["schedule.name=cosine", "stop.epochs=5"])
+    assert identity(changed(cosine, "x", ["schedule.patience=9", "schedule.beta=3"])) == identity(cosine)
+    assert identity(changed(cosine, "x", ["schedule.floor=0.1"])) != identity(cosine)
+    assert identity(changed(paper, "x", ["schedule.patience=9"])) != identity(paper)
+    assert identity(changed(paper, "x", ["schedule.factor=1.1", "evaluation.chunk=9"])) == identity(paper)
+    streams = changed(paper, "x", ["evaluation.streams=2"])
+    assert identity(changed(streams, "x", ["evaluation.chunk=9"])) != identity(streams) != identity(paper)
+
+
+@pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--budget", "-1"], ["--jobs", "0"]])
+def test_a_plan_of_nothing_is_refused(wrong, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    place = ["--runs", str(tmp_path / "runs"), "--ledger", str(tmp_path / "ledger")]
+    assert main(["reproduce", "--plan", *place, *wrong]) == 2
+    assert f"error: {wrong[0]} must be" in capsys.readouterr().err
+
+
+def test_plan_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    call = [
+        "reproduce",
+        "--plan",
+        "--only",
+        "jsb",
+        "--device",
+        "cpu",
+        "--ledger",
+        str(tmp_path),
+        "--runs",
+        str(tmp_path),
+    ]
+    assert main(call) == 0
+    out = capsys.readouterr().out
+    assert "6 populations on cpu" in out
+    assert "after jsb/dts" in out
+    assert "expected: " in out
+    assert main(["reproduce", "--plan", "--only", "jbs", "--device", "cpu"]) == 2
+    assert "did you mean 'jsb'" in capsys.readouterr().err
+
+
+# ---- toy runs
+
+
+def test_a_toy_reproduction_from_plan_to_table(tmp_path: Path, songs: None):
+    said: list[str] = []
+    outcome = reproduce(settings(tmp_path, "jsb/dts", "jsb/dots"), said.append)
+    assert (outcome.finished, outcome.failed, outcome.status) == (["jsb/dts", "jsb/dots"], {}, 0)
+    entries = tables.read_ledger(tmp_path / "ledger")
+    assert [(e.model, e.seed) for e in entries] == [("dots", 1), ("dots", 2), ("dts", 1), ("dts", 2)]
+    assert all(e.epochs == 3 and not e.cut_off for e in entries)
+    assert len(list((tmp_path / "runs").iterdir())) == 2, "the DT(S) of the cell is the first stage too"
+    assert entries[0].raw["first_stage"]["model"]["kind"] == "dts"
+    again = reproduce(settings(tmp_path, "jsb/dts", "jsb/dots"), said.append)
+    assert again.finished == []
+    assert "nothing is left to run" in said[-1]
+
+
+def test_the_second_stage_starts_from_the_first(tmp_path: Path, songs: None):
+    frozen = (*TINY, "jsb/dots:pretrain.rate=0.0", "jsb/dots:schedule.restore_best=false")
+    now = Settings(
+        ("jsb/dots",), seeds=2, overrides=frozen, root=tmp_path / "runs", ledger=tmp_path / "ledger"
+    )
+    assert reproduce(now, lambda text: None).status == 0
+    first, second = (sorted((tmp_path / "runs").glob(f"jsb-{m}-*/seed-2"))[0] for m in ("dts", "dots"))
+    before, after = checkpoint.load_best(first).tensors, checkpoint.load_best(second).tensors
+    levels = [n for n in before if n.startswith("levels.")]
+    assert levels
+    assert all(torch.equal(before[n], after[n]) for n in levels), (
+        "at rate 0 they stay what the first stage learnt"
+    )
+
+
+class After(Sequence[int]):
+    """Nothing heard for so many looks, then a signal: an interruption at a chosen update."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def __len__(self) -> int:
+        self.looks -= 1
+        return int(self.looks < 0)
+
+    def __getitem__(self, index):
+        return int(signal.SIGTERM)
+
+
+def test_a_job_cut_off_goes_on_bit_for_bit(tmp_path: Path):
+    data = small_songs()
+    recipe = changed(recipe_for("jsb/rnn"), "jsb/rnn", [*TINY, "seeds=[1,2]"])
+    for name, stops in (("whole", []), ("cut", [3, 17, 5])):
+        root, ledger = tmp_path / name, tmp_path / name / "ledger"
+        for looks in stops:
+            place = Place(root, ledger, "cpu", After(looks), lambda: "cut off when 8 minutes had passed")
+            assert not run_job("x", recipe, None, root / "run", data, place, lambda text: None)
+        if stops:
+            assert all(e.cut_off for e in tables.read_ledger(ledger))
+        place = Place(root, ledger, "cpu", ())
+        assert run_job("x", recipe, None, root / "run", data, place, lambda text: None)
+    whole, cut = (tables.read_ledger(tmp_path / n / "ledger") for n in ("whole", "cut"))
+    assert [e.raw["result"] for e in whole] == [e.raw["result"] for e in cut]
+    timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in e.curve] for e in (*whole, *cut)]
+    assert timeless[:2] == timeless[2:]
+    assert not any(e.cut_off for e in cut)
+    for seed in (1, 2):
+        a, b = (checkpoint.load_best(tmp_path / n / "run" / f"seed-{seed}").tensors for n in ("whole", "cut"))
+        assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_finished_entry_is_never_replaced(tmp_path: Path):
+    good = entry("jsb", "rnn", 1, 8.3)
+    path = enter(entry("jsb", "rnn", 1, 9.9, reason="cut off when 1 minutes had passed"), tmp_path)
+    assert enter(good, tmp_path) == path
+    assert read_entry(path).value() == 8.3
+    enter(entry("jsb", "rnn", 1, 7.0), tmp_path)
+    assert read_entry(path).value() == 8.3
+
+
+def test_the_budget_saves_what_runs_and_starts_nothing(tmp_path: Path, songs: None):
+    endless = (*TINY[:-1], "stop.epochs=0", "stop.patience=0")
+    now = Settings(("jsb/rnn", "jsb/dts"), seeds=1, budget=0.03, overrides=endless, root=tmp_path / "runs",
+                   ledger=tmp_path / "ledger")  # fmt: skip
+    outcome = reproduce(now, lambda text: None)
+    assert outcome.finished == []
+    assert sorted(outcome.unfinished) == ["jsb/dts", "jsb/rnn"]
+    assert outcome.status == 0
+    (only,) = tables.read_ledger(tmp_path / "ledger")
+    assert only.cut_off
+    assert len(list((tmp_path / "runs").glob("*/last.safetensors"))) == 1
+
+
+def test_a_second_stage_finds_its_first_in_a_grid_of_rates(tmp_path: Path, songs: None):
+    grid = (*TINY, "jsb/dts:rates=[0.5,0.25]")
+    now = Settings(("jsb/dts",), seeds=2, overrides=grid, root=tmp_path / "runs", ledger=tmp_path / "ledger")
+    assert reproduce(now, lambda text: None).finished == ["jsb/dts"]
+    assert len(tables.read_ledger(tmp_path / "ledger")) == 4
+    picked = (*TINY, "jsb/dts:optimiser.rate=0.25")
+    later = Settings(
+        ("jsb/dots",), seeds=2, overrides=picked, root=tmp_path / "runs", ledger=tmp_path / "ledger"
+    )
+    assert reproduce(later, lambda text: None).finished == ["jsb/dots"]
+
+
+def test_one_failing_job_costs_the_others_nothing(
+    tmp_path: Path, songs: None, monkeypatch: pytest.MonkeyPatch
+):
+    real = running.run_job
+
+    def fails(name: str, *rest):
+        if name == "jsb/dts":
+            raise RuntimeError("made to fail")
+        return real(name, *rest)
+
+    monkeypatch.setattr(running, "run_job", fails)
+    outcome = reproduce(settings(tmp_path, "jsb/dts", "jsb/dots", "jsb/rnn"), lambda text: None)
+    assert outcome.finished == ["jsb/rnn"]
+    assert "made to fail" in outcome.failed["jsb/dts"]
+    assert outcome.unfinished == ["jsb/dots"]
+    assert outcome.status == 1
+
+
+def test_an_entry_under_another_file_name_is_found(tmp_path: Path):
+    write(tmp_path, entry("jsb", "rnn", 1, 8.3))
+    assert enter(entry("jsb", "rnn", 1, 7.0), tmp_path).name == "jsb-rnn-000.json"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+# ---- the script for a bare GPU machine
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("gpu_reproduce", ROOT / "benchmarks" / "gpu_reproduce.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(folder: Path, name: str, **more) -> argparse.Namespace:
+    given = {"only": ["jsb/dts", "jsb/dots"], "extras": False, "seeds": 2, "budget": 5.0, "hard": 0.0, "jobs": 1,
+             "company": 1,
+             "device": "cpu", "override": [*TINY], "keep": [], "out": folder / name / "out",
+             "work": folder / name / "work", "restore": None, "commit": "0123456789ab", "state_limit": 9.0}  # fmt: skip
+    return argparse.Namespace(**{**given, **more})
+
+
+def test_a_slice_packs_state_that_another_machine_takes_up(
+    tmp_path: Path, songs: None, monkeypatch: pytest.MonkeyPatch
+):
+    module = script()
+    monkeypatch.setattr(module, "LEDGER", tmp_path / "checkout")
+    first = module.Slice(call(tmp_path, "a", only=["jsb/dts"], keep=["jsb/dots"]))
+    assert first.run() == 0
+    out = tmp_path / "a" / "out"
+    assert {p.name for p in out.iterdir()} == {"ledger.tar.gz", "state-0.part", "log.txt"}
+    second = module.Slice(call(tmp_path, "b", restore=out))
+    assert second.run() == 0
+    log = (tmp_path / "b" / "out" / "log.txt").read_text()
+    assert "in the ledger already: jsb/dts" in log
+    assert "finished: jsb/dots\n" in log, "the first stage came along and was not trained again"
+    assert module.collect(tmp_path / "b" / "out") == 0
+    entries = tables.read_ledger(tmp_path / "checkout")
+    assert len(entries) == 4
+    whole = tmp_path / "c"
+    reproduce(settings(whole, "jsb/dts", "jsb/dots"), lambda text: None)
+    assert [e.raw["result"] for e in tables.read_ledger(whole / "ledger")] == [
+        e.raw["result"] for e in entries
+    ]
+
+
+def test_a_slice_without_a_repository_writes_the_commit_it_is_told(tmp_path: Path, songs: None):
+    module = script()
+    told = module.Slice(call(tmp_path, "a"))
+    unknown = json.dumps({"commit": None}).encode()
+    assert json.loads(told._with_commit(unknown))["commit"] == "0123456789ab"
+    known = json.dumps({"commit": "fedcba987654"}).encode()
+    assert told._with_commit(known) == known
