@@ -10,7 +10,14 @@ export DEEPRNN_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: help install demo test test-slow test-gpu test-browser torture check format browser bench clean
+# How long `make torture` attacks, and in which order; the seed is printed and can be given again.
+TORTURE_MINUTES ?= 20
+TORTURE_SEED ?=
+# Which build of torch `make install-locked` installs: cpu (where pip is told where that lies), or cuda (the index's).
+TORCH ?= cpu
+
+.PHONY: help install install-locked lock audit dist demo test test-slow test-gpu test-browser torture check format \
+        browser bench clean
 
 help:
 	@echo "make demo          train an RNN and a DOT(S)-RNN on Bach chorales; music in out/"
@@ -18,7 +25,10 @@ help:
 	@echo "make check         lint and types"
 	@echo "make test-browser  the page, in Chromium (installs it where it is missing)"
 	@echo "make test-gpu      the backend grid and the kernels, on an NVIDIA GPU"
-	@echo "make test-slow     tests of minutes;  make torture: 200 kills of a training run"
+	@echo "make test-slow     tests of minutes"
+	@echo "make torture       kills, full disks, damaged files, hostile inputs, for TORTURE_MINUTES=20"
+	@echo "make dist          wheel and sdist, tried in an empty environment"
+	@echo "make install-locked, lock, audit   the same releases byte by byte; their hashes; known vulnerabilities"
 	@echo "make bench         speed beside peers on this machine"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -28,6 +38,25 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 install: $(STAMP)
+
+# Every file is checked against its hash; the project itself is built with what was installed so.
+install-locked:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock \
+	  -r requirements-$(TORCH).lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+lock: $(STAMP)
+	$(BIN)/python scripts/lock.py
+
+audit: $(STAMP)
+	$(BIN)/python scripts/audit.py
+
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python scripts/check_dist.py dist
 
 demo: $(STAMP)
 	$(BIN)/deeprnn demo
@@ -42,7 +71,7 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
 torture: $(STAMP)
-	$(BIN)/python -m pytest -m slow tests/training/test_torture.py
+	$(BIN)/python -m tests.torture --minutes $(TORTURE_MINUTES) $(addprefix --seed ,$(TORTURE_SEED))
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu -v -n 8
@@ -68,4 +97,4 @@ bench: $(STAMP)
 	$(BIN)/deeprnn bench
 
 clean:
-	rm -rf $(VENV) out .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out dist .pytest_cache .ruff_cache .hypothesis

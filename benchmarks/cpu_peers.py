@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deeprnn.backends import unroll
+from deeprnn.backends.protocol import Inputs
 from deeprnn.bench import measure
 from deeprnn.bench.peers import Work
 from deeprnn.commands.bench import Bench, with_ratios
@@ -109,18 +111,19 @@ def shapes(repeats: int) -> list[dict[str, Any]]:
 
 def population(repeats: int) -> list[dict[str, Any]]:
     """Forward and backward of P models at once, batch 1, through vmap."""
-    from deeprnn.backends import unroll
-
-    spec, T, rows = Work(200, 1, 400).spec, 200, []
+    cell, T, rows = Work(200, 1, 400).cell, 200, []
     h0 = torch.zeros(1, 400)
-    for P in (1, 2, 4, 8, 15):
-        A = torch.randn(P, T, 1, spec.total, requires_grad=True)
-        W = [(torch.randn(P, 400, 400) * 0.05).requires_grad_() for _ in range(2)]
-        S = [(torch.randn(P, 400, 400) * 0.05).requires_grad_()]
 
-        def train(A: Tensor = A, W: list[Tensor] = W, S: list[Tensor] = S) -> None:
-            h, _ = torch.func.vmap(lambda A, W, S: unroll(A, h0, W, S, spec))(A, W, S)
-            torch.autograd.grad(h.sum(), [A, *W, *S])
+    def states(A: Tensor, matrices: list[Tensor]) -> Tensor:
+        return unroll(cell, Inputs(A, [h0], matrices, [], []))[-1]
+
+    for P in (1, 2, 4, 8, 15):
+        A = torch.randn(P, T, 1, cell.entry_width, requires_grad=True)
+        matrices = [(torch.randn(P, *shape) * 0.05).requires_grad_() for shape in cell.matrices]
+
+        def train(A: Tensor = A, matrices: list[Tensor] = matrices) -> None:
+            h = torch.func.vmap(states)(A, matrices)
+            torch.autograd.grad(h.sum(), [A, *matrices])
 
         train()
         times = [_seconds(train) / T * 1e6 for _ in range(repeats)]

@@ -1,392 +1,242 @@
-"""Build, check and time the CUDA kernels in one go: `python benchmarks/gpu_kernels.py OUT [stage ...]`.
+"""Shapes of the persistent kernels, each checked against float64 and then timed:
 
-Each stage runs in its own process with a time limit, so that a kernel that hangs costs one stage. Every
-kernel is compared with a float64 reference before it is timed. Results are JSON lines under OUT.
+    python benchmarks/gpu_kernels.py OUT [cluster] [tensor_core] [whole_card] [--best 7] [--commit HASH]
+
+For every cell and batch the shapes that the cost model of a kernel ranks first, compiled beforehand on all cores. A row
+for each goes to OUT/sweep.jsonl: what the model expected (`plan.cost`, cycles a step), the largest relative error and
+microseconds a step in a CUDA graph. The first row says which code and machine they come from.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import itertools
 import json
-import os
-import subprocess
+import statistics
 import sys
-import time
-import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-WHOLE = ((1, 1), (1, 5), (1, 15), (16, 1), (64, 1), (256, 1))  # (batch, members)
-LIMITS = {"compile": 90, "check": 60, "sweep": 120}
+sys.path[:0] = [str(ROOT / "src")]
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from deeprnn.backends import plain  # noqa: E402
+from deeprnn.backends.cuda import nvrtc  # noqa: E402
+from deeprnn.backends.cuda.device import Device  # noqa: E402
+from deeprnn.backends.cuda.driver import LOCAL_BYTES, REGISTERS  # noqa: E402
+from deeprnn.backends.cuda.epilogue import Options, code  # noqa: E402
+from deeprnn.backends.cuda.recurrence import run  # noqa: E402
+from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plans  # noqa: E402
+from deeprnn.backends.cuda.recurrence.launch import compile_plan, load_kernel  # noqa: E402
+from deeprnn.backends.cuda.recurrence.plans import KernelPlan  # noqa: E402
+from deeprnn.backends.cuda.recurrence.schedule import schedule  # noqa: E402
+from deeprnn.backends.cuda.recurrence.tensor_core_plans import tensor_core_plans  # noqa: E402
+from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_plans  # noqa: E402
+from deeprnn.backends.protocol import Case, Inputs  # noqa: E402
+from deeprnn.bench.measure import relative, seconds_of, surroundings  # noqa: E402
+from deeprnn.cells.deep_transition import DeepTransition  # noqa: E402
+from deeprnn.cells.description import CellDescription  # noqa: E402
+
+STEPS, CHECKED = 200, 20  # steps that are timed, and those that are compared with float64
+KERNELS = {"cluster": cluster_plans, "tensor_core": tensor_core_plans, "whole_card": whole_card_plans}
 
 
-def dts(h=400, m=None):
-    """The transition of the paper's DT(S)-RNN."""
-    from deeprnn.backends import TransitionSpec
-
-    return TransitionSpec((m or h, h), ("sigmoid", "sigmoid"), (False, True))
+def rnn(h: int) -> CellDescription:
+    """A plain RNN."""
+    return DeepTransition((h,), ("sigmoid",), (False,)).cell
 
 
-def rnn(h):
-    """The transition of a plain RNN."""
-    from deeprnn.backends import TransitionSpec
-
-    return TransitionSpec((h,), ("sigmoid",), (False,))
+def dts(h: int) -> CellDescription:
+    """The paper's DT(S)-RNN."""
+    return DeepTransition((h, h), ("sigmoid", "sigmoid"), (False, True)).cell
 
 
-def sweep_plans():
-    """(spec, batch, members, ring, plan) to be compared on the DT(S)-400."""
-    from deeprnn.backends.cuda import planning as P
-
-    wanted = []
-    shapes = ((1, 1), (1, 15), (4, 1), (8, 1), (16, 1), (64, 1), (256, 1))
-    if os.environ.get("QUICK"):
-        shapes = ((16, 1), (64, 1), (256, 1), (8, 1))
-    for (batch, members), backward in itertools.product(shapes, (False, True)):
-        ring = P.ring(dts(), backward)
-        few = sorted(P.cluster_plans(ring, batch, members, False, P.Device()), key=lambda p: p.cost)
-        many = sorted(P.mma_plans(ring, batch, members, False, P.Device()), key=lambda p: p.cost)
-        plans = few[: 5 if batch == 1 else 2 if batch < 64 else 0] + (many[:7] if batch > 1 else [])
-        wanted += [(dts(), batch, members, ring, p) for p in plans[: 5 if backward else 9]]
-    return wanted
+def three(h: int) -> CellDescription:
+    """A transition of three layers."""
+    return DeepTransition((h,) * 3, ("sigmoid", "tanh", "sigmoid"), (False, True, True)).cell
 
 
-def check_cases():
-    """Cases of the grid that reach every part of the kernel, few enough to be quick."""
-    from tests.backends import grid
+CELLS = {
+    "dts400": dts(400),
+    "dts600": dts(600),
+    "dts800": dts(800),
+    "dts1100": dts(1100),
+    "rnn200": rnn(200),
+    "rnn1500": rnn(1500),
+    "three600": three(600),
+}
+WORK = {  # kernel -> (cell, batch, members, bf16)
+    "cluster": [
+        *(("dts400", b, p, False) for b, p in ((1, 1), (1, 15), (4, 1), (8, 1), (16, 1))),
+        *(("rnn200", b, 1, False) for b in (1, 16)),
+        *(("dts600", b, 1, False) for b in (1, 16)),
+    ],
+    "tensor_core": [("dts400", b, 1, False) for b in (8, 16, 64, 256)] + [("dts600", 64, 1, False)],
+    "whole_card": [
+        *(("dts800", b, 1, False) for b in (1, 16, 64, 256)),
+        *(("dts400", b, 1, False) for b in (16, 64)),
+        *(("dts1100", b, 1, True) for b in (1, 16)),
+        *((name, b, 1, False) for name in ("rnn1500", "three600") for b in (1, 16)),
+    ],
+}
 
-    cases = grid.cases(("fp32", "bf16"))
-    few = cases[::11]
-    return few + grid.large_cases() + grid.large_cases("bf16")[:2]
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One row of the sweep."""
+
+    kernel: str
+    name: str
+    batch: int
+    members: int
+    backward: bool
+    plan: KernelPlan
+
+    @property
+    def case(self) -> Case:
+        """What the plan is for."""
+        precision = "bf16" if self.plan.bf16 else "fp32"
+        return Case(CELLS[self.name], torch.device("cuda"), torch.float32, precision)
+
+    @property
+    def options(self) -> Options:
+        """Forward everything is kept; backward the last output has a gradient."""
+        cell = CELLS[self.name]
+        last = tuple(output in cell.new_states for output in cell.outputs)
+        return Options(gradients=last) if self.backward else Options()
 
 
-def compile_one(job):
+def shapes(kernels: list[str], best: int) -> Iterator[Shape]:
+    """The shapes that each cost model ranks first."""
+    for kernel in kernels:
+        for (name, batch, members, bf16), backward in itertools.product(WORK[kernel], (False, True)):
+            plans = KERNELS[kernel](schedule(CELLS[name], backward), batch, members, bf16, Device())
+            for plan in sorted(plans, key=lambda p: p.cost)[:best]:
+                yield Shape(kernel, name, batch, members, backward, plan)
+
+
+def compile_one(shape: Shape) -> str | None:
     """Compile one kernel into the cache; runs without a GPU."""
-    from deeprnn.backends.cuda import nvrtc
-    from deeprnn.backends.cuda.launch import SOURCES
-    from deeprnn.backends.cuda.planning import Device, macros
-
-    plan, ring, reset, mid = job
-    started = time.perf_counter()
+    own = code(schedule(CELLS[shape.name], shape.backward), shape.options)
     try:
-        nvrtc.cubin(SOURCES[plan.path], macros(plan, ring, reset, mid), plan.arch(Device()))
+        compile_plan(shape.plan, own, Device())
     except nvrtc.CompileError as error:
-        return str(error)[-1500:], 0.0
-    return None, time.perf_counter() - started
+        return f"{shape}: {str(error)[-600:]}"
+    return None
 
 
-def compile_jobs():
-    """Every kernel that the stages use, once."""
-    from tests.backends import test_cuda
+def draw(shape: Shape, steps: int) -> tuple[Inputs, Tensor]:
+    """Random inputs with a member dimension, numbers that bf16 can hold where weights are bf16; a gradient."""
+    cell, generator = CELLS[shape.name], torch.Generator("cuda").manual_seed(0)
 
-    from deeprnn.backends.cuda import planning as P
+    def normal(*size: int, scale: float = 1.0) -> Tensor:
+        x = torch.randn(shape.members, *size, device="cuda", generator=generator) * scale
+        return x.bfloat16().float() if shape.plan.bf16 else x
 
-    jobs = {(p, ring, False, False) for _, _, _, ring, p in sweep_plans()}
-
-    def add(case, backward, plan):
-        mid = backward and case.z_gradient and len(case.sizes) > 1
-        jobs.add((plan, P.ring(case.spec, backward), case.reset, mid))
-
-    for backward in (False, True):
-        for case in check_cases():
-            bf16 = case.precision == "bf16"
-            add(
-                case,
-                backward,
-                P.make_plan(case.spec, case.B, max(1, case.population), bf16, backward, P.Device()),
-            )
-        for shape, case, kept in test_cuda.MMA_TESTS:
-            saved = dict(P.REGISTERS)
-            if kept != "registers":
-                P.REGISTERS.update(dict.fromkeys(saved, 0))
-            ring, bf16 = P.ring(case.spec, backward), case.precision == "bf16"
-            add(case, backward, P.mma_plan(ring, case.B, max(1, case.population), bf16, P.Device(), *shape))
-            P.REGISTERS.update(saved)
-        for spec, (batch, members) in itertools.product((dts(), rnn(600), rnn(200)), WHOLE):
-            plan = P.make_plan(spec, batch, members, False, backward, P.Device())
-            jobs.add((plan, P.ring(spec, backward), False, False))
-    return jobs
+    matrices = [normal(*size, scale=0.7 / size[1] ** 0.5) for size in cell.matrices]
+    A, state = normal(steps, shape.batch, cell.entry_width), normal(shape.batch, cell.states[0])
+    return Inputs(A, [state], matrices, [], []), normal(steps, shape.batch, cell.states[0])
 
 
-def compile_stage(out):
-    """Fill the disk cache in parallel; workers are forked, so this comes before anything touches the GPU."""
-    jobs = compile_jobs()
-    with ProcessPoolExecutor(16, mp_context=get_context("fork")) as pool:
-        results = list(pool.map(compile_one, jobs, chunksize=4))
-    failures = [r[0] for r in results if r[0]]
-    times = sorted(r[1] for r in results)
-    record = {
-        "kernels": len(jobs),
-        "failures": failures,
-        "median_s": times[len(times) // 2],
-        "max_s": times[-1],
-    }
-    (out / "compile.json").write_text(json.dumps(record, indent=1))
-    print(
-        "compile:",
-        len(jobs),
-        "kernels,",
-        len(failures),
-        "failures, median",
-        round(record["median_s"], 2),
-        "s",
-    )
-    for failure in failures[:3]:
-        print(failure)
+def in_double(inputs: Inputs) -> Inputs:
+    """The same numbers in float64."""
+    assert inputs.A is not None
+    states, matrices = ([x.double() for x in group] for group in (inputs.states, inputs.matrices))
+    return Inputs(inputs.A.double(), states, matrices, [], [])
 
 
-def check_stage(out):
-    """The grid's examination through the operators."""
-    import torch
-    from tests.backends import grid
+def call_of(
+    shape: Shape, inputs: Inputs, gradient: Tensor, stored: list[Tensor]
+) -> Callable[[], list[Tensor]]:
+    """The launch that is examined; the backward pass starts from what the truth stored."""
+    if not shape.backward:
+        return lambda: run.forward(shape.case, inputs, True, plan=shape.plan)
+    gradients = [gradient if has else None for has in shape.options.gradients]
+    without_A = inputs._replace(A=None)
 
-    from deeprnn.backends import cuda
+    def call() -> list[Tensor]:
+        found = run.backward(shape.case, gradients, stored, without_A, plan=shape.plan)
+        return [found.delta, *found.states]
 
-    torch.backends.cuda.matmul.allow_tf32 = False
-    bad, worst = 0, {}
-    with open(out / "check.jsonl", "w") as file:
-        for case in check_cases():
-            print("case", case, flush=True)
-            try:
-                errors = grid.examine(cuda.unroll, case, "cuda")
-                record = {"case": str(case), "errors": errors}
-                name = max(errors, key=lambda n: errors[n])
-                if errors[name] > worst.get(case.precision, (0,))[0]:
-                    worst[case.precision] = (errors[name], name, str(case))
-            except (grid.Rejected, RuntimeError) as error:
-                bad += 1
-                record = {"case": str(case), "failed": str(error)[:600]}
-                print("FAILED", str(error)[:300], flush=True)
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-    print("check:", bad, "failures; worst", worst)
+    return call
 
 
-def inputs(spec, T, batch, members, device="cuda"):
-    """Random float32 tensors with a member dimension, and the gradient fed back."""
-    import torch
-
-    def normal(*shape, scale=1.0):
-        return torch.randn(members, *shape, device=device) * scale
-
-    H = spec.hidden_size
-    below = [H, *spec.sizes[:-1]]
-    W = [normal(m, k, scale=0.7 / k**0.5) for m, k in zip(spec.sizes, below, strict=True)]
-    S = [normal(m, H, scale=0.7 / H**0.5) for m, s in zip(spec.sizes, spec.shortcuts, strict=True) if s]
-    return normal(T, batch, spec.total), normal(batch, H), W, S, normal(T, batch, H)
+def error_of(shape: Shape) -> float:
+    """The largest relative error of anything a launch computes."""
+    inputs, gradient = draw(shape, CHECKED)
+    truth = plain.forward(CELLS[shape.name], in_double(inputs), keep=True)
+    call = call_of(shape, inputs, gradient, [x.float() for x in truth])
+    if shape.backward:
+        gradients = [gradient.double() if has else None for has in shape.options.gradients]
+        found = plain.backward(CELLS[shape.name], gradients, truth, in_double(inputs)._replace(A=None))
+        truth = [found.delta, *found.states]
+    return max(relative(x, known.cpu()) for x, known in zip(call(), truth, strict=True))
 
 
-def truth(spec, A, h0, W, S, dh):
-    """h, z, dA, dh0 of the first and the last member in float64."""
-    import torch
-
-    from deeprnn.backends import reference
-
-    found = {}
-    for p in {0, A.shape[0] - 1}:
-        a, h = A[p].double().requires_grad_(), h0[p].double().requires_grad_()
-        hs, zs = reference.unroll(a, h, [w[p].double() for w in W], [s[p].double() for s in S], spec)
-        dA, dh0 = torch.autograd.grad((hs * dh[p].double()).sum(), (a, h))
-        found[p] = (hs.detach(), zs.detach(), dA, dh0)
-    return found
-
-
-def relative(x, y):
-    """‖x - y‖ / ‖y‖."""
-    return float((x.double() - y).norm() / y.norm())
-
-
-def device_time(call, repeats=9):
-    """Median microseconds by device events; in a CUDA graph, so that the host has no part in it."""
-    import torch
-
+def microseconds(call: Callable[[], Any], repeats: int = 9) -> float:
+    """The median of replays of a CUDA graph, in which the host has no part."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
     graph.replay()
-    times = []
-    for _ in range(repeats):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
-        graph.replay()
-        b.record()
-        torch.cuda.synchronize()
-        times.append(a.elapsed_time(b) * 1e3)
-    return sorted(times)[len(times) // 2]
+    return statistics.median(seconds_of(graph.replay, "cuda") for _ in range(repeats)) * 1e6
 
 
-def sweep_stage(out):
-    """Time every planned shape of the DT(S)-400 kernels; T = 200."""
-    import torch
-
-    from deeprnn.backends.cuda import launch
-    from deeprnn.backends.cuda.driver import LOCAL_BYTES, REGISTERS
-
-    T, rows, data = 200, [], {}
-    with open(out / "sweep.jsonl", "w") as file:
-        for spec, batch, members, ring, plan in sweep_plans():
-            key = (spec, batch, members)
-            if key not in data:
-                x = inputs(spec, T, batch, members)
-                data[key] = (x, truth(spec, *x))
-            (A, h0, W, S, dh), known = data[key]
-            shape = (members, T, batch)
-            poison = [
-                torch.full((*shape, n), float("nan"), device="cuda") for n in (spec.hidden_size, spec.total)
-            ]
-            h, dA = poison
-            z = torch.full((*shape, spec.total - spec.hidden_size), float("nan"), device="cuda")
-            dh0 = torch.full_like(h0, float("nan"))
-            if ring.backward:
-                for p, (hs, zs, _, _) in known.items():
-                    h[p], z[p] = hs.float(), zs.float()
-                h.nan_to_num_(0.5)
-                z.nan_to_num_(0.5)
-                args = (dh, None, h, z, W, S, None, spec, False, dA, dh0)
-                call = partial(launch.backward, *args, plan=plan)
-            else:
-                call = partial(launch.forward, A, h0, W, S, None, spec, False, h, z, plan=plan)
-            record = {"batch": batch, "members": members, "backward": ring.backward, "plan": plan.__dict__}
-            try:
-                call()
-                torch.cuda.synchronize()
-                pairs = ((h, 0), (z, 1)) if not ring.backward else ((dA, 2), (dh0, 3))
-                record["error"] = max(relative(x[p], k[i]) for p, k in known.items() for x, i in pairs)
-                kernel = launch.kernel_of(plan, ring, False, False, 0)
-                record["registers"], record["local"] = (
-                    kernel.attribute(REGISTERS),
-                    kernel.attribute(LOCAL_BYTES),
-                )
-                record["resident"] = kernel.resident_clusters(plan.threads)
-                record["us_per_step"] = device_time(call) / T
-            except RuntimeError as error:
-                record["failed"] = str(error)[:300]
-            rows.append(record)
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-    for key in dict.fromkeys((r["batch"], r["members"], r["backward"]) for r in rows):
-        these = [r for r in rows if (r["batch"], r["members"], r["backward"]) == key]
-        these.sort(key=lambda r: r.get("us_per_step", 1e9))
-        print(f"B {key[0]} P {key[1]} {'backward' if key[2] else 'forward'}")
-        for r in these:
-            p = r["plan"]
-            print(
-                f"  {p['path']} cl {p['cluster']:2d} thr {p['threads']} ks {p['klanes']:2d} v {p['vec']}"
-                f" mk {p['mgroups']}x{p['kgroups']} rows {p['rows']}"
-                f" kept {p['kept']} {p['shared'] // 1024:3d}K est {p['cost'] / 1980:.2f}"
-                f" -> {r.get('us_per_step', -1):.3f} us"
-                f" err {r.get('error', -1):.1e} regs {r.get('registers')} local {r.get('local')}"
-                f" res {r.get('resident')}"
-                f" {r.get('failed', '')}"
-            )
+def examine(shape: Shape) -> dict[str, Any]:
+    """Check a shape, then time it."""
+    plan = {"path": shape.kernel, **dataclasses.asdict(shape.plan)}
+    row = {"cell": shape.name, "batch": shape.batch, "members": shape.members, "backward": shape.backward}
+    row |= {"plan": plan, "error": error_of(shape)}
+    if not row["error"] < 1e-5:
+        return row | {"failed": f"off by {row['error']:.1e}"}
+    kernel = load_kernel(shape.plan, code(schedule(CELLS[shape.name], shape.backward), shape.options), 0)
+    row |= {"registers": kernel.attribute(REGISTERS), "local": kernel.attribute(LOCAL_BYTES)}
+    inputs, gradient = draw(shape, STEPS)
+    stored = run.forward(shape.case, inputs, True) if shape.backward else []
+    return row | {"us_per_step": microseconds(call_of(shape, inputs, gradient, stored)) / STEPS}
 
 
-def tests_stage(out):
-    """The tests that need a GPU, those of the grid left out."""
-    import pytest
-
-    from deeprnn.backends.cuda import planning
-
-    planning.TENSOR_CORES = False  # tests choose for themselves
-    files = [str(ROOT / name) for name in ("tests/backends/test_cuda.py", "tests/training/test_fused.py")]
-    os.chdir(ROOT)
-    options = ["-m", "gpu", "--maxfail=12", "--tb=short", "-p", "no:cacheprovider", "--durations=5"]
-    raise SystemExit(int(pytest.main([*options, *files])))
-
-
-def whole_stage(out):
-    """Forward, backward and weight gradients through the operators, replayed as a CUDA graph; T = 200."""
-    import torch
-
-    from deeprnn.backends import cuda
-
+def main() -> None:
+    """Compile everything, then examine shape by shape."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("kernels", nargs="*", choices=[*KERNELS, []], default=list(KERNELS))
+    parser.add_argument(
+        "--best", type=int, default=7, help="shapes of each kernel, cell, batch and direction"
+    )
+    parser.add_argument("--commit", help="the code's commit, where the copy has no repository")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    wanted = list(shapes(args.kernels, args.best))
+    with ProcessPoolExecutor(
+        mp_context=get_context("fork")
+    ) as pool:  # forked before anything touches the GPU
+        failures = [text for text in pool.map(compile_one, wanted, chunksize=4) if text]
+    print(f"{len(wanted)} kernels compiled, {len(failures)} failures", *failures[:3], sep="\n", flush=True)
     torch.backends.cuda.matmul.allow_tf32 = False
-    T, rows = 200, []
-    for (name, spec), (batch, members) in itertools.product(
-        (("DT(S) 400", dts()), ("RNN 600", rnn(600)), ("RNN 200", rnn(200))),
-        WHOLE,
-    ):
-        if os.environ.get("QUICK") and name != "DT(S) 400":
-            continue
-        A, h0, W, S, dh = inputs(spec, T, batch, members)
-        leaves = [x.requires_grad_() for x in (A, h0, *W, *S)]
-
-        def run(only_forward=False, A=A, h0=h0, W=W, S=S, dh=dh, leaves=leaves, spec=spec):
-            units, shortcuts = spec.text
-            h, _ = cuda.unroll_cuda(A, h0, W, S, None, units, shortcuts, "fp32")
-            return h if only_forward else torch.autograd.grad(h, leaves, dh)
-
-        record = {"model": name, "batch": batch, "members": members}
-        for what, only in (("forward", True), ("both", False)):
-            record[what] = device_time(partial(run, only)) / T
-        rows.append(record)
-        print(
-            f"{name} B {batch} P {members}: forward {record['forward']:.3f}, both {record['both']:.3f} us a step"
-        )
-    (out / "whole.json").write_text(json.dumps(rows, indent=1))
-
-
-def with_tensor_cores(stage):
-    """Let the planner choose the tensor-core kernel in this process."""
-
-    def run(out):
-        from deeprnn.backends.cuda import planning
-
-        planning.TENSOR_CORES = True
-        stage(out)
-
-    return run
-
-
-STAGES = {
-    "compile": compile_stage,
-    "check": check_stage,
-    "sweep": sweep_stage,
-    "tests": tests_stage,
-    "whole": whole_stage,
-}
-
-
-def main():
-    """Run the stages named (all without names), each in a process of its own."""
-    out = Path(sys.argv[1])
-    out.mkdir(parents=True, exist_ok=True)
-    if len(sys.argv) == 4 and sys.argv[2] == "only":
-        with_tensor_cores(STAGES[sys.argv[3]])(out)
-        return
-    if sys.argv[2:3] == ["together"]:  # one process, quicker: nothing guards against a kernel that hangs
-        for name in sys.argv[3:] or STAGES:
-            started = time.perf_counter()
+    with open(args.out / "sweep.jsonl", "w", encoding="utf-8") as file:
+        say = partial(print, file=file, flush=True)
+        about = surroundings("cuda")
+        say(json.dumps(about | {"commit": about["commit"] or args.commit}))
+        for shape in wanted:
             try:
-                with_tensor_cores(STAGES[name])(out)
-            except (Exception, SystemExit):  # noqa: BLE001 - the other stages still have something to tell
-                traceback.print_exc()
-            print(f"== {name}: {time.perf_counter() - started:.1f} s", flush=True)
-        return
-    for name in sys.argv[2:] or STAGES:
-        started = time.perf_counter()
-        log = out / f"{name}.log"
-        with open(log, "w") as file:
-            process = subprocess.Popen(
-                [sys.executable, __file__, str(out), "only", name],
-                stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
-            try:
-                code = process.wait(LIMITS.get(name, 120))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                code = "time limit"
-        lines = log.read_text().splitlines()
-        print(f"== {name}: exit {code}, {time.perf_counter() - started:.1f} s")
-        print(
-            "\n".join(line for line in lines if not line.startswith("case") or code != 0)[-5500:], flush=True
-        )
+                row = examine(shape)
+            except RuntimeError as error:  # a launch that is refused: the others still have something to tell
+                row = {"cell": shape.name, "plan": dataclasses.asdict(shape.plan), "failed": str(error)[:300]}
+            say(json.dumps(row))
+            print({k: v for k, v in row.items() if k != "plan"}, shape.plan.describe(), flush=True)
 
 
 if __name__ == "__main__":

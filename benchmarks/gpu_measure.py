@@ -21,7 +21,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deeprnn.cells.description import CellDescription
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
@@ -76,43 +79,53 @@ def needed() -> list[Key]:
 
 
 def compile_point(key: Key) -> tuple[str, float]:
-    """The kernels of a point, through `launch` itself with the driver left out; needs no GPU."""
+    """The kernels that unroll a point; needs no GPU."""
     import torch
     from gpu_stages import Point
 
-    from deeprnn.backends.cuda import largest, launch, nvrtc
-    from deeprnn.backends.cuda.planning import Device
+    from deeprnn.backends.cuda import nvrtc
+    from deeprnn.backends.cuda.device import Device
 
     hidden, depth, batch, members, precision, marked, directions = key
     started = time.perf_counter()
     torch.set_num_threads(1)
-    launch.Kernel = largest.Kernel = _NoKernel  # type: ignore[misc,assignment]
-    launch.device_of = lambda index: Device()  # type: ignore[assignment]
-    spec, H, bf16 = Point(hidden, depth).spec, hidden, precision == "bf16"
-    W = [torch.zeros(members, m, H) for m in spec.sizes]
-    S = [torch.zeros(members, m, H) for m, s in zip(spec.sizes, spec.shortcuts, strict=True) if s]
-    A, h0 = torch.zeros(members, 1, batch, spec.total), torch.zeros(members, batch, H)
-    h, z = torch.zeros(members, 1, batch, H), torch.zeros(members, 1, batch, spec.total - H)
-    reset = torch.zeros(1, batch, dtype=torch.bool) if marked else None
+    cell = Point(hidden, depth).cell
     try:
-        launch.forward(A, h0, W, S, reset, spec, bf16, h, z)
-        if directions == "both":
-            launch.backward(h, None, h, z, W, S, reset, spec, bf16, A, h0)
-        if key == TRAINING[0]:  # and the kernels that are the same for every shape
-            for name in ("update.cu", "products.cu"):
-                nvrtc.cubin(name, {}, Device().arch)
+        for backward in (False, True) if directions == "both" else (False,):
+            compile_direction(cell, backward, batch, members, precision == "bf16", marked)
+        if key == TRAINING[0]:  # and the kernel that is the same for every shape
+            nvrtc.cubin("training/update.cu", {}, Device().arch)
     except Exception as error:  # noqa: BLE001 - the stage that needs this kernel will say so too
         return f"{key}: {type(error).__name__}: {str(error)[-800:]}", time.perf_counter() - started
     return "", time.perf_counter() - started
 
 
-class _NoKernel:
-    """Stands where a loaded kernel would: the code has been compiled and kept, nothing is launched."""
+def compile_direction(
+    cell: CellDescription, backward: bool, batch: int, members: int, bf16: bool, marked: bool
+) -> None:
+    """The loop's kernel and the scan before it, or those of single steps where no persistent kernel can serve."""
+    from deeprnn.backends.cuda import nvrtc, stepwise
+    from deeprnn.backends.cuda.device import Device
+    from deeprnn.backends.cuda.epilogue import Options, code
+    from deeprnn.backends.cuda.recurrence.launch import compile_plan
+    from deeprnn.backends.cuda.recurrence.max_abs_scan import ScanShape, scan_jobs, scanned_stages
+    from deeprnn.backends.cuda.recurrence.planning import make_plan
+    from deeprnn.backends.cuda.recurrence.schedule import schedule
+    from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: 1
+    device, steps = Device(), schedule(cell, backward)
+    last = tuple(output in cell.new_states for output in cell.outputs)  # what the stages ask gradients of
+    options = Options(marked, gradients=last) if backward else Options(marked)
+    plan, own = make_plan(steps, batch, members, bf16, device), code(steps, options)
+    if plan is None:
+        for stage in range(len(steps.stages)):
+            stepwise.compile_stage(own, stage, device)
+        return
+    compile_plan(plan, own, device)
+    if isinstance(plan, TensorCorePlan) and plan.ranges is not None:
+        shape = ScanShape(members, 1, batch, 0, scanned_stages(plan, steps, last))
+        jobs = len(scan_jobs(steps, shape).outs)
+        nvrtc.cubin("recurrence/max_abs_scan.cu", {"JOBS": str(jobs)}, plan.arch(device))
 
 
 def compile_all(out: Path, limit: float, workers: int) -> None:
@@ -146,8 +159,8 @@ def put(out: Path, section: str, row: dict[str, Any]) -> None:
 
 
 def merge(out: Path) -> dict[str, Any]:
-    """measure.json from the lines: one list a section, ratios to ours at the same shape, and what was before."""
-    report: dict[str, Any] = {"format": 2, "about": {}, "before": before()}
+    """measure.json from the lines: one list a section, and ratios to ours at the same shape."""
+    report: dict[str, Any] = {"format": 2, "about": {}}
     for line in (out / "measure.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         section = row.pop("section")
@@ -166,27 +179,18 @@ def merge(out: Path) -> dict[str, Any]:
     return report
 
 
-def before() -> dict[str, Any]:
-    """First calls and calls without a graph as they were with torch.library.custom_op."""
-    path = ROOT / "results" / "bench" / "h200-peers-400.json"
-    if not path.exists():
-        return {}
-    old = json.loads(path.read_text())
-    called = {r["batch"]: r["called_us"] for r in old["rows"] if "called_us" in r and r["hidden"] == 400}
-    return {"file": path.name, "first_call": old.get("first_call"), "called_us": called}
-
-
 # ---- stages in processes
 
 
-def child(out: Path, name: str, device: str, tiny: bool, seconds: float) -> None:
+def child(out: Path, name: str, device: str, tiny: bool, seconds: float, commit: str | None = None) -> None:
     """One stage, in this process: rows until the time is over."""
     from deeprnn.bench.measure import surroundings
 
     started = time.perf_counter()
     stage, _ = stages()[name]
     if device == "cuda":
-        put(out, "about", surroundings(device))
+        about = surroundings(device)
+        put(out, "about", about | {"commit": about["commit"] or commit})
     ended = "finished"
     try:
         for section, row in stage(device=device, tiny=tiny):
@@ -211,6 +215,7 @@ def run_stage(args: argparse.Namespace, name: str, limit: float) -> None:
     """A stage in its own process, ended where it does not end itself."""
     command = [sys.executable, __file__, str(args.out), "--child", name, "--device", args.device]
     command += ["--seconds", f"{limit:.1f}", *(["--tiny"] if args.tiny else [])]
+    command += ["--commit", args.commit] if args.commit else []
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path})
     try:
@@ -238,12 +243,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=16, help="processes that compile kernels")
     parser.add_argument("--no-compile", action="store_true", help="kernels are on disk already")
     parser.add_argument("--merge", action="store_true", help="only make measure.json anew")
+    parser.add_argument("--commit", help="the code's commit, where the copy has no repository")
     parser.add_argument("--child", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     started = time.perf_counter()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.child:
-        return child(args.out, args.child, args.device, args.tiny, args.seconds)
+        return child(args.out, args.child, args.device, args.tiny, args.seconds, args.commit)
     if args.merge:
         merge(args.out)
         return None

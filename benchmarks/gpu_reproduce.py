@@ -28,7 +28,7 @@ from deeprnn.reproduction import tables  # noqa: E402
 from deeprnn.reproduction.entries import read_entry  # noqa: E402
 from deeprnn.reproduction.plan import find_member, make_plan, wanted  # noqa: E402
 from deeprnn.reproduction.run import Settings, default_jobs, reproduce  # noqa: E402
-from deeprnn.training.keeping import homes  # noqa: E402
+from deeprnn.training.saving import member_folders  # noqa: E402
 from deeprnn.training.session import pick_device  # noqa: E402
 
 PART = 15 * 2**20
@@ -49,7 +49,7 @@ class Slice:
         jobs = arguments.jobs or default_jobs(device)
         self.settings = Settings(
             only=tuple(arguments.only), extras=arguments.extras, seeds=arguments.seeds, budget=arguments.budget,
-            device=device, jobs=jobs, company=arguments.company, overrides=tuple(arguments.override),
+            device=device, jobs=jobs, overrides=tuple(arguments.override),
             root=self.work / "runs", ledger=self.work / "ledger",
         )  # fmt: skip
         self.settings.root.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class Slice:
                 inside = [
                     folder / n for n in ("last.json", "last.safetensors", "recipe.toml", "population.json")
                 ]
-                for home in homes(job.recipe, folder):
+                for home in member_folders(job.recipe, folder):
                     inside += [p for p in home.iterdir() if p.suffix in (".toml", ".jsonl")]
                     inside += [
                         p
@@ -221,9 +221,6 @@ def main() -> int:
         "--hard", type=float, default=0.0, help="seconds after which the process ends whatever runs"
     )
     parser.add_argument("--jobs", type=int, help="populations at once (4 on a GPU)")
-    parser.add_argument(
-        "--company", type=int, default=1, help="kernels that the planner expects side by side"
-    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--override", nargs="*", default=[], help="field=value or data/model:field=value")
     parser.add_argument(

@@ -21,10 +21,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "src"))
 
-from deeprnn.backends.cuda.planning import expect_company  # noqa: E402
-from deeprnn.reproduction.job import SETUP, _on_own_stream  # noqa: E402
-from deeprnn.reproduction.run import SWITCH, _data  # noqa: E402
-from deeprnn.reproduction.streams import ConcurrentEngine  # noqa: E402
+from deeprnn.reproduction.run import SWITCH, data_of  # noqa: E402
+from deeprnn.training.cuda_graph import SETUP, on_own_stream  # noqa: E402
 from deeprnn.training.loop import Trainer  # noqa: E402
 from deeprnn.training.recipe import load_recipe, override  # noqa: E402
 from deeprnn.training.session import pick_device  # noqa: E402
@@ -47,11 +45,9 @@ class Search:
         changes["rates"] = job.get("rates", [])
         changes["stop.epochs"] = job.get("epochs", 0)
         recipe = override(load_recipe(job["recipe"]), changes)
-        with _on_own_stream(self.device):
+        with on_own_stream(self.device):
             with SETUP:
-                trainer = Trainer(recipe, _data(recipe.data), device=self.device)
-            if trainer.device.type == "cuda":
-                trainer._graphs = ConcurrentEngine(trainer.updater, SETUP)
+                trainer = Trainer(recipe, data_of(recipe.data), device=self.device)
             while not trainer.schedule.done and time.monotonic() < self.end:
                 trainer.train_epoch()
                 self.note(number, trainer, trainer.end_epoch())
@@ -105,14 +101,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/search.json"))
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--jobs", type=int, default=3, help="populations at once")
-    parser.add_argument(
-        "--company", type=int, default=1, help="kernels that the planner expects side by side"
-    )
     parser.add_argument("--device", default="auto")
     a = parser.parse_args()
     a.out.parent.mkdir(parents=True, exist_ok=True)
     search = Search(json.loads(a.file.read_text()), a.out, a.minutes, str(pick_device(a.device)))
-    expect_company(a.company)
     sys.setswitchinterval(SWITCH)
     with ThreadPoolExecutor(a.jobs) as pool:
         for future in [pool.submit(search.run_job, n) for n in range(len(search.jobs))]:

@@ -21,10 +21,15 @@ sys.path[:0] = [str(ROOT / "src")]
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from deeprnn.backends import TransitionSpec, load, reference  # noqa: E402
+from deeprnn.backends import plain, unroll  # noqa: E402
+from deeprnn.backends.cuda.device import device_of  # noqa: E402
+from deeprnn.backends.cuda.recurrence.planning import make_plan  # noqa: E402
+from deeprnn.backends.cuda.recurrence.schedule import schedule  # noqa: E402
+from deeprnn.backends.protocol import Inputs  # noqa: E402
 from deeprnn.bench import measure  # noqa: E402
 from deeprnn.bench.measure import relative  # noqa: E402
 from deeprnn.bench.peers import GRAPH, JAX, LIBRARY, Captured, Peer, Work  # noqa: E402
+from deeprnn.cells.description import CellDescription  # noqa: E402
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 BATCHES = (1, 16, 64, 256)
@@ -49,9 +54,9 @@ class Point:
     precision: str = "fp32"
 
     @property
-    def spec(self) -> TransitionSpec:
+    def cell(self) -> CellDescription:
         """What is unrolled."""
-        return Work(self.steps, self.batch, self.hidden, self.depth).spec
+        return Work(self.steps, self.batch, self.hidden, self.depth).cell
 
 
 def points(tiny: bool = False) -> list[Point]:
@@ -94,24 +99,26 @@ def peers(device: str, tiny: bool, hidden: tuple[int, ...], names: tuple[str, ..
 
 
 def draw(point: Point, device: str, steps: int) -> tuple[list[Tensor], Tensor]:
-    """A, h0, W.., S.. as leaves, with a member dimension for a population, and the gradient fed back."""
-    spec, lead = point.spec, (point.members,) if point.members > 1 else ()
-    H, below = spec.hidden_size, (spec.hidden_size, *spec.sizes[:-1])
-    shapes = [*zip(spec.sizes, below, strict=True)]
-    shapes += [(m, H) for m, s in zip(spec.sizes, spec.shortcuts, strict=True) if s]
-    leaves = [torch.randn(*lead, steps, point.batch, spec.total, device=device)]
-    leaves += [torch.randn(*lead, point.batch, H, device=device)]
-    leaves += [torch.randn(*lead, *shape, device=device) * 0.7 / shape[1] ** 0.5 for shape in shapes]
-    return [x.requires_grad_() for x in leaves], torch.randn(*lead, steps, point.batch, H, device=device)
+    """A, the first state and the matrices as leaves, with a member dimension for a population; a gradient."""
+    cell, lead = point.cell, (point.members,) if point.members > 1 else ()
+    leaves = [torch.randn(*lead, steps, point.batch, cell.entry_width, device=device)]
+    leaves += [torch.randn(*lead, point.batch, point.hidden, device=device)]
+    leaves += [torch.randn(*lead, *shape, device=device) * 0.7 / shape[1] ** 0.5 for shape in cell.matrices]
+    gradient = torch.randn(*lead, steps, point.batch, point.hidden, device=device)
+    return [x.requires_grad_() for x in leaves], gradient
+
+
+def inputs_of(leaves: list[Tensor]) -> Inputs:
+    """What `draw` drew, as a backend takes it."""
+    return Inputs(leaves[0], [leaves[1]], leaves[2:], [], [])
 
 
 def our_peer(point: Point, device: str, leaves: list[Tensor]) -> Peer:
     """The operator itself, with the gradients of everything."""
-    backend, n = load(device), 2 + point.depth
     precision = point.precision if device == "cuda" else "fp32"
 
     def run() -> Tensor:
-        return backend.unroll(leaves[0], leaves[1], leaves[2:n], leaves[n:], point.spec, None, precision)[0]
+        return unroll(point.cell, inputs_of(leaves), precision=precision)[-1]
 
     return Peer("ours", run, leaves, truth=lambda: (leaves[0], []))
 
@@ -126,8 +133,7 @@ def error_of(point: Point, device: str) -> float:
     worst = 0.0
     for p in {0, point.members - 1} if point.members > 1 else (None,):
         own = [(x if p is None else x[p]).detach().double().requires_grad_() for x in leaves]
-        n = 2 + point.depth
-        truth = reference.unroll(own[0], own[1], own[2:n], own[n:], point.spec)[0]
+        truth = plain.forward(point.cell, inputs_of(own))[-1]
         slopes = torch.autograd.grad(truth, own, (g if p is None else g[p]).double())
         pairs = zip((h, *gradients), (truth, *slopes), strict=True)
         for got, want in pairs:
@@ -140,19 +146,22 @@ def describe(point: Point, device: str) -> dict[str, Any]:
     """Which kernel serves a point, in both directions."""
     if device != "cuda":
         return {"path": device}
-    plan = load("cuda").plan(point.spec, point.batch, point.members, point.precision, torch.device("cuda"))
-    ways = {name: plan[name] for name in ("forward", "backward")}
-    paths = list(dict.fromkeys(way["path"] for way in ways.values()))
-    return {"path": "+".join(paths), **{f"{name}_plan": way["text"] for name, way in ways.items()}}
+    row, paths = {}, []
+    for name, backward in (("forward", False), ("backward", True)):
+        shape = point.batch, point.members, point.precision == "bf16"
+        plan = make_plan(schedule(point.cell, backward), *shape, device_of(0))
+        paths.append("stepwise" if plan is None else Path(plan.source).stem)
+        row[f"{name}_plan"] = "" if plan is None else plan.describe()
+    return {"path": "+".join(dict.fromkeys(paths)), **row}
 
 
 def median_us(call, device: str, seconds: float = 0.06) -> float:
     """Median microseconds of a call; several calls a sample where they are short."""
     call()
-    once = measure._seconds(call, device)
+    once = measure.seconds_of(call, device)
     peer = Peer("", call, [], lambda: (torch.empty(0), []), calls=max(1, min(5, int(2e-3 / max(once, 1e-6)))))
     repeats = max(3, min(9, int(seconds / max(once * peer.calls, 1e-6))))
-    return statistics.median(measure._seconds(call, device, peer) for _ in range(repeats)) * 1e6
+    return statistics.median(measure.seconds_of(call, device, peer) for _ in range(repeats)) * 1e6
 
 
 def curve_row(point: Point, device: str) -> dict[str, Any]:
@@ -168,7 +177,7 @@ def curve_row(point: Point, device: str) -> dict[str, Any]:
         graphs = Captured(peer, g)
         forward, train = graphs.forward, graphs.train
     else:
-        forward, train = measure._without_gradients(peer.run), lambda: peer_train(peer, g)
+        forward, train = measure.without_gradients(peer.run), lambda: peer_train(peer, g)
     row["forward_us"] = round(median_us(forward, device) / point.steps, 4)
     row["train_us"] = round(median_us(train, device) / point.steps, 4)
     return row

@@ -32,19 +32,9 @@ Row = dict[str, Any]
 
 
 def measured(path: Path | None = None) -> dict[str, Any]:
-    """The file of gpu_measure.py; where there is none yet, the earlier files in the same form."""
-    path = path or BENCH / MEASURED
-    if path.exists():
-        return {"rows": [], "curves": [], "epochs": [], "first_call": []} | json.loads(path.read_text())
-    files = ("h200-peers-400.json", "h200-peers-384-512.json")
-    rows = [row for name in files for row in json.loads((BENCH / name).read_text())["rows"]]
-    curves = [
-        {"hidden": 400, "depth": 2, "steps": 200, "batch": r["batch"], "members": r["members"],
-         "precision": "fp32", "path": "mma" if r["batch"] > 1 else "cluster", "error": 0.0,
-         "forward_us": r["forward"], "train_us": r["both"]}
-        for r in json.loads((BENCH / "h200-kernels.json").read_text()) if r["model"] == "DT(S) 400"
-    ]  # fmt: skip
-    return {"rows": rows, "curves": curves, "epochs": [], "first_call": [], "before": {}}
+    """The file of gpu_measure.py, with an empty list for a section that was not measured."""
+    content = json.loads((path or BENCH / MEASURED).read_text())
+    return {"rows": [], "curves": [], "epochs": [], "first_call": []} | content
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
@@ -191,16 +181,14 @@ def epoch_table(data: dict[str, Any]) -> str:
 
 
 def first_call_table(data: dict[str, Any]) -> str:
-    """The first call of a process, before and after."""
+    """The first call of a process."""
     if not data["first_call"]:
         return ""
     lines = []
-    if old := data.get("before", {}).get("first_call"):
-        lines.append(["`torch.library.custom_op`", figure(old["cold_s"]), figure(old["cached_s"]), ""])
     for row in data["first_call"]:
         if "cached_s" in row:
             cells = [figure(row[k]) for k in ("cold_s", "cached_s")]
-            lines.append(["schema and own autograd", *cells, f"{row['cached_again_s'] * 1e3:.1f} ms"])
+            lines.append(["forward and backward", *cells, f"{row['cached_again_s'] * 1e3:.1f} ms"])
     text = table(["seconds", "kernels compiled", "kernels on disk", "a second call"], lines)
     parts = next((row["parts_s"] for row in data["first_call"] if "parts_s" in row), {})
     return (

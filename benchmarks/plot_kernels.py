@@ -17,8 +17,6 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from kernel_tables import BATCHES, BENCH, GOALS, Row, all_tables, measured, select, times, write_into  # noqa: E402
 
-from deeprnn.backends import TransitionSpec  # noqa: E402
-from deeprnn.backends.cuda import planning  # noqa: E402
 from deeprnn.render import style  # noqa: E402
 from deeprnn.render.style import ACCENT, INK, PAPER, PAPER_LINE, RULE, SERIES, SOFT, dress  # noqa: E402
 
@@ -34,9 +32,9 @@ PEERS = {  # in the file -> in the picture
 }
 KERNELS = {  # the mark of a point says which kernel served it
     "cluster": ("o", "cluster, FFMA"),
-    "mma": ("s", "cluster, tensor cores"),
-    "wide": ("D", "whole card"),
-    "generic": ("X", "generic, through L2"),
+    "tensor_core": ("s", "cluster, tensor cores"),
+    "whole_card": ("D", "whole card"),
+    "stepwise": ("X", "a launch a step"),
 }
 BLUE = SERIES[0]
 
@@ -220,25 +218,21 @@ def population_figure(data: dict[str, Any]) -> bytes:
 
 
 def plans_figure() -> bytes:
-    """What the planner expects of each measured shape, beside what it takes."""
-    spec = TransitionSpec((400, 400), ("sigmoid", "sigmoid"), (False, True))
+    """What the planner expected of each measured shape, beside what it takes."""
     figure = style.new_figure(5.6, 4.4)
     axes = figure.subplots()
     dress(axes, "Shapes of the kernels", "measured, µs per step and direction")
     axes.plot([1, 20], [1, 20], color=RULE, linewidth=1.2, zorder=1)
-    rows = [json.loads(line) for line in (BENCH / "h200-sweep.jsonl").read_text().splitlines()]
+    lines = (BENCH / "h200-sweep.jsonl").read_text().splitlines()
+    rows = [
+        row
+        for row in map(json.loads, lines)
+        if row.get("us_per_step") and row.get("cell", "dts400") == "dts400"
+    ]
     for colour, batch in zip((SERIES[3], SERIES[0], SERIES[2], ACCENT), (8, 16, 64, 256), strict=True):
         for r in (r for r in rows if r["batch"] == batch):
-            p, common = r["plan"], (planning.ring(spec, r["backward"]), batch, 1, False, planning.Device())
-            if p["path"] == "mma":
-                shape = (p["cluster"], p["mgroups"], p["kgroups"], p["rows"], p["streams"])
-                plan = planning.mma_plan(*common, *shape, p["through_l2"], p["finishers"])
-            else:
-                lanes = (p["threads"], p["klanes"], p["vec"])
-                plan = planning.cluster_plan(*common, p["cluster"], *lanes, p["rows"])
-            assert plan is not None
-            filled = p["path"] == "mma"
-            axes.plot(plan.cost / 1980, r["us_per_step"], "o", color=colour, alpha=0.8, markersize=5.5,
+            filled = r["plan"]["path"] != "cluster"
+            axes.plot(r["plan"]["cost"] / 1980, r["us_per_step"], "o", color=colour, alpha=0.8, markersize=5.5,
                       markerfacecolor=colour if filled else "none")  # fmt: skip
         axes.plot([], [], "o", color=colour, markersize=5.5, label=f"B = {batch}")
     axes.plot([], [], "o", color=SOFT, markerfacecolor="none", markersize=5.5, label="by FFMA")
@@ -273,9 +267,8 @@ def main() -> None:
         print("written:", ", ".join(write_into(args.into, data)))
         return
     args.folder.mkdir(parents=True, exist_ok=True)
-    pictures = {"batch": batch_figure(data), "population": population_figure(data), "plans": plans_figure()}
-    if "format" in data:  # the earlier files have two of its five curves
-        pictures["curves"] = curves_figure(data)
+    pictures = {"batch": batch_figure(data), "population": population_figure(data),
+                "plans": plans_figure(), "curves": curves_figure(data)}  # fmt: skip
     for name, content in pictures.items():
         (args.folder / f"kernel-{name}.png").write_bytes(content)
 

@@ -21,23 +21,51 @@ SRC = Path(deeprnn.__file__).parent
 # reports, speed.
 ROWS = [
     {"errors"},
-    {"console"},
-    {"model.units"},
+    {"console", "files", "runs.reading"},
+    {"cells"},
+    {"model.units", "model.overrides", "model.tracing"},
     {"model.specs", "model.equations", "model.init"},
     {"backends"},
-    {"model.operators", "model.arguments", "model.large_softmax"},
-    {"model.layers", "model.models"},
+    {"model.transition", "model.cell_loop", "model.explain", "model.arguments", "model.large_softmax"},
+    {"model.operators", "model.sequence_layer"},
+    {"model.recurrent_base", "model.cell_level"},
+    {"model.layers", "model.models", "model.recurrent", "model.drop_in"},
     {"model.paper", "model.structure", "model.export"},
     {"data", "model.losses", "model.metrics", "render"},
-    {"training.recipe", "runs.checkpoint"},
+    {"training.recipe", "runs.checkpoint", "runs.locking"},
     {"runs.folder"},
-    {"runs.ledger"},
+    {"runs.ledger", "runs.summary"},
     {"training"},
 ]
-LAST = [{"web"}, {"commands"}, {"cli"}, {"__main__"}]
-MODELS = {f"model.{name}" for name in ("units", "equations", "init", "operators", "layers", "models")} | {
-    "backends"
+# The same within folders: names are those of modules, or of folders all of whose modules are meant. What is in no row
+# comes last.
+INSIDE = {
+    "cells": [
+        {"expressions"},
+        {"functions", "description"},
+        {"adjoint", "deep_transition"},
+        {"step_graph"},
+    ],
+    "backends": [
+        {"protocol", "transformations", "code_cache"},
+        {"plain", "registry"},
+        {"gradients", "reference", "scan"},
+        {"cuda.device", "cuda.driver", "cuda.nvrtc", "cuda.side_stream", "cuda.ctext"},
+        {"cuda.recurrence.schedule", "cuda.gemm"},
+        {"cuda.epilogue"},
+        {"cuda.recurrence"},
+        {"cuda.stepwise", "cuda.time_chunks"},
+        {"cuda.linear"},
+        {"cpu", "cuda"},
+        {"choose", "autograd"},
+        {"unrolling"},
+    ],
 }
+LAST = [{"web"}, {"commands"}, {"cli"}, {"__main__"}]
+MODELS = {
+    f"model.{name}"
+    for name in ("units", "equations", "init", "operators", "layers", "models", "recurrent", "drop_in")
+} | {"backends", "cells"}
 ABOUT_DATA = {"data", "model.losses", "model.metrics"}
 SEES_BOTH = {"runs.folder", "training"}  # a run folder holds a model and what its data were
 CORE = set().union(*ROWS) - {"console", "render", "model.export"}
@@ -108,6 +136,86 @@ def test_imports_point_one_way(module):
     assert not wrong, f"{module} imports {sorted(wrong)}, which lie beside or outside it"
 
 
+def inner(module: str) -> tuple[str, str, int] | None:
+    """Folder, part and row of a module in a folder that has rows of its own."""
+    _, _, name = module.partition(".")
+    folder, _, rest = name.partition(".")
+    if folder not in INSIDE:
+        return None
+    rows = {n: i for i, names in enumerate(INSIDE[folder]) for n in names if f"{rest}.".startswith(f"{n}.")}
+    own = max(rows, key=len, default=rest)
+    return folder, own, rows.get(own, len(INSIDE[folder]))
+
+
+def test_every_inner_row_names_something_that_exists():
+    known = {known[:2] for known in map(inner, MODULES) if known is not None}
+    assert {(folder, name) for folder, rows in INSIDE.items() for row in rows for name in row} <= known
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if inner(m)])
+def test_imports_inside_a_folder_point_one_way(module):
+    folder, mine, number = inner(module) or ("", "", 0)
+    last = number == len(INSIDE[folder])
+    for name, _ in imported(module):
+        other = inner(name) if name in MODULES else None
+        if other is not None and other[0] == folder and other[1] != mine:
+            assert other[2] < number or (last and other[2] == number), f"{module} imports {name}"
+
+
+# ---- private names
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+@cache
+def private_names(module: str) -> frozenset[str]:
+    """Private functions, classes, variables, methods and attributes that a module makes."""
+    names = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                names.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return frozenset(filter(is_private, names))
+
+
+NAMED_TUPLES = {"_fields", "_replace", "_asdict", "_make"}  # public, in spite of their names
+EVERYONES = frozenset().union(*map(private_names, MODULES)) - NAMED_TUPLES
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_uses_anothers_private_names(module):
+    used = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("deeprnn"):
+            used |= {alias.name for alias in node.names if is_private(alias.name)}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            used |= {node.attr} & EVERYONES - private_names(module)
+    assert not used, f"{module} uses {sorted(used)} of another module: make public what others need"
+
+
+# ---- the names of backends
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("deeprnn.backends.")])
+def test_a_backends_name_is_written_in_the_registry_and_by_itself_alone(module):
+    """But for those that are devices' names too; "reference" and "auto" are also a user's words."""
+    from deeprnn.backends.registry import MODULES as BACKENDS
+    from deeprnn.backends.registry import PREFERENCE
+
+    if module == "deeprnn.backends.registry":
+        return
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    own = {name for name, place in BACKENDS.items() if place == module}
+    assert not words & set(BACKENDS) - own - set(PREFERENCE)
+
+
 @pytest.mark.parametrize("module", [m for m in MODULES if part(m) in ABOUT_DATA])
 def test_data_knows_no_model(module):
     assert not own(module) & (MODELS | {"model.specs", "model.paper", "training"})
@@ -121,7 +229,7 @@ def test_only_training_sees_both(module):
 
 def test_the_core_imports_only_what_it_declares():
     """Followed through everything that is imported at module level, from every core module."""
-    start = [m for m in MODULES if part(m) in CORE and not m.startswith("deeprnn.backends.")]
+    start = [m for m in MODULES if part(m) in CORE and not m.startswith("deeprnn.backends.cpu.jit")]
     seen, todo = set(), start
     while todo:
         module = todo.pop()
@@ -136,7 +244,7 @@ def test_the_core_imports_only_what_it_declares():
             else:
                 root = name.split(".")[0]
                 assert root in NEEDED | set(sys.stdlib_module_names) | {"deeprnn"}, f"{module} imports {name}"
-    assert {"deeprnn.backends.reference", "deeprnn.backends.cpu", "deeprnn.backends.scan"} <= seen
+    assert {"deeprnn.backends.cpu", "deeprnn.backends.cuda", "deeprnn.cells.description"} <= seen
 
 
 def python(code: str) -> str:
@@ -198,12 +306,12 @@ def test_every_public_name_resolves():
 
 
 def test_every_backend_of_the_registry_is_a_module():
-    from deeprnn.backends import PREFERENCE, REGISTRY
+    from deeprnn.backends.protocol import Backend
+    from deeprnn.backends.registry import MODULES as BACKENDS
+    from deeprnn.backends.registry import PREFERENCE
 
-    for name, module in REGISTRY.items():
-        assert module in MODULES
-        assert {n for names in PREFERENCE.values() for n in names} <= set(REGISTRY)
-        if name != "cuda":
-            loaded = importlib.import_module(module)
-            assert callable(loaded.why_not)
-            assert callable(loaded.unroll)
+    assert {name for names in PREFERENCE.values() for name in names} <= set(BACKENDS)
+    for name, module in BACKENDS.items():
+        backend = importlib.import_module(module).BACKEND
+        assert backend.name == name
+        assert all(callable(getattr(backend, method)) for method in vars(Backend) if method[0] != "_")

@@ -21,3 +21,19 @@ def test_relative_links_resolve(page):
         if not re.match(r"[a-z]+:|#", link) and not (page.parent / link.partition("#")[0]).exists()
     ]
     assert not missing
+
+
+def test_the_promises_of_reliability_are_held_by_something_that_exists():
+    from tests.torture import driver
+
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    rows = [line for line in text.partition("## The last full run")[0].splitlines() if line.startswith("| ")]
+    holders = " ".join(row.split("|")[2] for row in rows if "held by" not in row)
+    attacks = {attack.name for attack in driver.attacks()}
+    named = set(re.findall(r"\*([^*]+)\*", holders))
+    assert named
+    for name in named:
+        assert any(attack.startswith(name.rstrip("… ")) for attack in attacks), name
+    assert all((ROOT / path).exists() for path in re.findall(r"`(tests/[^`]+)`", holders))
+    held = {attack for attack in attacks if any(attack.startswith(name.rstrip("… ")) for name in named)}
+    assert held == attacks, f"{attacks - held} hold no promise"

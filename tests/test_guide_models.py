@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from deeprnn.cells.functions import FUNCTIONS
 from deeprnn.model import units
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "models.md"
@@ -22,7 +23,7 @@ def test_the_blocks_of_the_page_run(monkeypatch):
 
 def test_every_unit_and_builder_is_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
-    own = [name for name, phi in units.ELEMENTWISE.items() if phi.__module__ == "deeprnn.model.units"]
+    own = [row.name for row in FUNCTIONS.values() if row.unit]
     for name in (*own, *(f"{pooled}:N" for pooled in units.POOLED)):
         assert f"`{name}`" in text
     for builder in (

@@ -2,133 +2,95 @@
 # # Your own ⊕
 #
 # The paper builds recurrent networks from two operators: **⊕** takes an input and a state to a new state, **▷** takes
-# a state to a prediction. Here is a new ⊕ in ten lines, trained and compared with two of the paper's.
+# a state to a prediction. Here is a new ⊕ in ten lines. `deeprnn train` learns it, beside two of the paper's, and then
+# it writes music.
 
 # %% parameters
 EPOCHS = 8
+
+# %%
+import sys
+from tempfile import mkdtemp
+
+%cd -q {mkdtemp()}
 
 # %% [markdown]
 # ## Ten lines
 #
 # In the paper's ⊕ every unit starts afresh at each step. Let each unit instead keep a pace *a* of its own, learned with
-# the rest, and move only that far towards its new value: h′ = h + a·((x ⊕ h) − h). Some units may then remember for
-# long while others follow the notes.
+# the rest, and move only that far towards its new value: h′ = h + a·(tanh(W h + U x) − h). Some units may then remember
+# for long while others follow the notes. It is ordinary PyTorch for one step of time:
 
 # %%
-import torch
-from deeprnn import Plus
+%%writefile paced.py
+import deeprnn, torch
 from torch import nn
 
-
-class Paced(Plus):
-    """h' = h + a·((x ⊕ h) − h), with a pace a between 0 and 1 for each unit."""
-
-    def __init__(self, *sizes, **settings):
-        super().__init__(*sizes, **settings)
-        self.pace = nn.Parameter(torch.linspace(-2, 4, self.spec.hidden_size))  # a = sigmoid(pace): slow ones to quick ones
-
-    def forward(self, x, h, skip=None):
-        return torch.lerp(h, super().forward(x, h, skip), self.pace.sigmoid())
-
-
-# %% [markdown]
-# It is an ordinary module: `h = plus(x, h)` for one step. Around it, the shortest model there is: a loop and a ▷.
-
-# %%
-from deeprnn import Predict
-
-
-class Model(nn.Module):
-    """States by ⊕, logits by ▷; `reset` (T, B) marks where a song begins."""
-
-    def __init__(self, plus):
+class Paced(deeprnn.Cell):
+    def __init__(self, input_size, hidden_size):
         super().__init__()
-        self.plus, self.predict = plus, Predict(plus.spec.hidden_size, 88)
-        nn.init.constant_(self.predict.b1, -3.0)  # four notes of 88 sound at a time: begin there
+        self.U, self.W = nn.Linear(input_size, hidden_size), nn.Linear(hidden_size, hidden_size, bias=False)
+        self.pace = nn.Parameter(torch.linspace(-2, 4, hidden_size))  # a = sigmoid(pace): slow ones to quick ones
 
-    def forward(self, x, h, reset):
-        states = []
-        for x_t, new in zip(x.float(), reset):
-            h = self.plus(x_t, h * ~new[:, None])
-            states.append(h)
-        return self.predict(torch.stack(states)), h
-
+    def step(self, x, h):
+        return torch.lerp(h, torch.tanh(self.U(x) + self.W(h)), self.pace.sigmoid())
 
 # %% [markdown]
-# ## The data and the loop
+# ## What becomes of it
 #
-# Bach's chorales on a grid of quarter notes. The loop is the paper's in small: chunks of time with the state carried
-# on, every frame scored, the gradient's norm clipped.
+# `step` is read once. What does not depend on the state leaves the loop; the rest becomes one description, from which
+# the loop forwards and backwards is made for this machine. `explain` shows it:
 
 # %%
-from deeprnn import load_data
-from deeprnn.data import Grid
-from deeprnn.data.batching import music_chunks, music_evaluation
-from deeprnn.model.losses import bernoulli_nll
+import deeprnn
+from paced import Paced
 
-data = load_data("bach", grid=Grid(steps_per_beat=1), transpose=True)
-
-
-def run_through(model, batches, optimiser=None):
-    """Nats per frame; learns on the way where there is an optimiser."""
-    total, frames, h = 0.0, 0, None
-    for batch in batches:
-        h = batch.x.new_zeros(batch.x.shape[1], model.plus.spec.hidden_size).float() if h is None or len(h) != batch.x.shape[1] else h.detach()
-        with torch.set_grad_enabled(optimiser is not None):
-            logits, h = model(batch.x, h, batch.reset)
-            nats, count = bernoulli_nll(logits, batch.y, batch.mask)
-        if optimiser:
-            optimiser.zero_grad()
-            (nats / count.clamp_min(1)).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-        total, frames = total + nats.item(), frames + int(count)
-    return total / frames
-
-
-def learn(plus):
-    model = Model(plus)
-    optimiser = torch.optim.Adam(model.parameters(), 0.005)
-    rows = []
-    for epoch in range(1, EPOCHS + 1):
-        plan = music_chunks(data.splits["train"], chunk=32, lanes=4, seed=0, epoch=epoch)
-        train = run_through(model, (plan[i] for i in range(len(plan))), optimiser)
-        plan = music_evaluation(data.splits["valid"])
-        rows.append({"epoch": epoch, "train": train, "valid": run_through(model, (plan[i] for i in range(len(plan))))})
-    return model, rows
-
+print(deeprnn.Recurrent(Paced(88, 120)).explain())
 
 # %% [markdown]
-# ## The comparison
+# ## Training
 #
-# Three ⊕ of about the same size: the conventional one, the paper's deep transition with a shortcut, and ours on top
-# of the conventional one.
+# Bach's chorales on a grid of quarter notes. The file with the class is all that the command needs; everything else is
+# as for any model: schedules, checkpoints, populations, resuming.
+
+# %%
+settings = f"--data.steps-per-beat 1 --data.transpose true --data.chunk 32 --data.lanes 4 --optimiser.rate 0.005 --stop.epochs {EPOCHS}"
+!{sys.executable} -m deeprnn train bach --model paced.py:Paced --model.hidden 120 {settings} --name paced --quiet
+
+# %% [markdown]
+# The same for two of the paper's, of about the same size:
+
+# %%
+!{sys.executable} -m deeprnn train bach --model rnn --model.hidden 120 {settings} --name rnn --quiet
+!{sys.executable} -m deeprnn train bach --model dts --model.hidden 90 --model.intermediate 60 {settings} --name dts --quiet
 
 # %%
 from deeprnn.render.curves import comparison_png
 from IPython.display import Image
 
-candidates = {
-    "RNN": lambda: Plus(88, 120),
-    "DT(S)-RNN": lambda: Plus(88, 90, intermediate_sizes=(60,), shortcut="last", input_to="all"),
-    "paced RNN": lambda: Paced(88, 120),
-}
-models, curves = {}, {}
-for name, make in candidates.items():
-    torch.manual_seed(1)
-    models[name], curves[name] = learn(make())
-    size = sum(p.numel() for p in models[name].parameters())
-    print(f"{name:10} {size:7,} parameters   {min(row['valid'] for row in curves[name]):.3f} nats per frame (validation)")
-Image(comparison_png(curves, title="Validation", metric="nats per frame", dpi=65))
+runs = {name: deeprnn.load_run(f"runs/{name}") for name in ("rnn", "dts", "paced")}
+for run in runs.values():
+    best = min(row["valid"] for row in run.metrics())
+    print(f"{run.info['label']:10} {run.info['parameters']:7,} parameters   {best:.3f} nats per frame (validation)")
+Image(comparison_png({run.info["label"]: run.metrics() for run in runs.values()}, title="Validation", metric="nats per frame", dpi=65))
 
 # %% [markdown]
-# At this size and time they lie close together: before believing any order, train longer and with several seeds.
-# What paces did it learn? Near 1 a unit is the paper's; near 0 it remembers.
+# At this size and time they lie close together: before believing any order, train longer and with several seeds
+# (`--seeds 1..5`). What paces did it learn? Near 1 a unit is the conventional one; near 0 it remembers.
 
 # %%
-pace = models["paced RNN"].plus.pace.detach().sigmoid()
+pace = runs["paced"].model().levels[0].cell.pace.detach().sigmoid()
 print("slowest", [round(a, 2) for a in pace.sort().values[:5].tolist()], " quickest", [round(a, 2) for a in pace.sort().values[-5:].tolist()])
 
 # %% [markdown]
-# To make it part of the library: the equation goes to `equations.py`, the parameters to `operators.py`, and the grid
-# test of the backends shows whether a faster loop computes the same. See `CONTRIBUTING.md`.
+# ## Hear it
+
+# %%
+music = runs["paced"].generate(length=64, seed=4, temperature=0.9)
+Image(music.png(dpi=65))
+
+# %% [markdown]
+# `music.save("out/paced")` writes `.mid`, `.wav` and `.png`; in a live notebook `IPython.display.Audio(music.wav())`
+# plays it. A run names its cell but never brings its code along: on the command line the file is given again, as in
+# `deeprnn generate runs/paced --import paced.py`. What can stand in a `step`, and what it costs, is in
+# `docs/guide/cells.md`.

@@ -8,6 +8,11 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "DeepRNN": "model.layers",
+    "GRU": "model.drop_in",
+    "LSTM": "model.drop_in",
+    "RHN": "model.recurrent",
+    "Cell": "cells.cell",
+    "Recurrent": "model.recurrent",
     "Plus": "model.operators",
     "Predict": "model.operators",
     "SequenceModel": "model.models",
@@ -34,8 +39,10 @@ _WHERE = {
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
+    from deeprnn.cells.cell import Cell
     from deeprnn.data import load as load_data
     from deeprnn.errors import UserError
+    from deeprnn.model.drop_in import GRU, LSTM
     from deeprnn.model.init import InitSpec
     from deeprnn.model.layers import DeepRNN
     from deeprnn.model.models import (
@@ -52,6 +59,7 @@ if TYPE_CHECKING:
         stacked_rnn,
     )
     from deeprnn.model.operators import Plus, Predict
+    from deeprnn.model.recurrent import RHN, Recurrent
     from deeprnn.model.specs import Dropout, ModelSpec, PlusSpec, PredictSpec
     from deeprnn.runs.folder import load_run
 

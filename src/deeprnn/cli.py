@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -9,7 +11,9 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from deeprnn import __version__
+from deeprnn.console import two_columns
 from deeprnn.errors import UserError
+from deeprnn.files import NO_ROOM
 
 # name -> (module:class, one line); the module is imported only when its command runs.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -44,23 +48,26 @@ EXAMPLES = (
 
 def overview() -> str:
     """What `deeprnn --help` prints."""
-    width = max(map(len, COMMANDS))
     lines = [
         f"deeprnn {__version__}: deep recurrent neural networks",
         "",
         "usage: deeprnn COMMAND [options]",
         "",
+        two_columns([(name, text) for name, (_, text) in COMMANDS.items()]),
+        "",
+        "`deeprnn help COMMAND` explains a command and its options.",
+        "`--import my_cells.py` lets any command know your own cells.",
+        "",
+        "For example:",
+        two_columns([(command, f"# {text}") for command, text in EXAMPLES]),
     ]
-    lines += [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    lines += ["", "`deeprnn COMMAND --help` explains a command and all its options.", "", "For example:"]
-    lines += [f"  {command:<54}  # {text}" for command, text in EXAMPLES]
     return "\n".join(lines)
 
 
 def members(family: str) -> str:
     """The commands that begin with one word."""
-    lines = [f"  deeprnn {n}  {line}" for n, (_, line) in COMMANDS.items() if n.startswith(f"{family} ")]
-    return f"'deeprnn {family}' has these commands:\n" + "\n".join(lines)
+    rows = [(f"deeprnn {n}", line) for n, (_, line) in COMMANDS.items() if n.startswith(f"{family} ")]
+    return f"'deeprnn {family}' has these commands:\n{two_columns(rows)}"
 
 
 def find(argv: Sequence[str]) -> tuple[str, list[str]]:
@@ -79,10 +86,28 @@ def find(argv: Sequence[str]) -> tuple[str, list[str]]:
     raise UserError(f"unknown command {argv[0]!r}{hint}: 'deeprnn --help' lists them")
 
 
+def take_imports(argv: Sequence[str]) -> list[str]:
+    """The arguments without `--import FILE`, which every command takes: files that hold cells of your own."""
+    rest, words = [], iter(argv)
+    for word in words:
+        if word != "--import" and not word.startswith("--import="):
+            rest.append(word)
+            continue
+        asked = word.partition("=")[2] or next(words, "")
+        if not asked:
+            raise UserError("--import needs a Python file or a module that holds your cells")
+        before = os.environ.get("DEEPRNN_IMPORT")
+        os.environ["DEEPRNN_IMPORT"] = asked if not before else f"{before}{os.pathsep}{asked}"
+    return rest
+
+
 def run(argv: Sequence[str]) -> int:
     """Run one command line; errors a person can mend are raised as UserError."""
     from deeprnn.errors import need
 
+    argv = list(argv)
+    if argv[:1] == ["help"] and len(argv) > 1:  # help train, help data get
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -92,32 +117,56 @@ def run(argv: Sequence[str]) -> int:
     if argv[0] == "data" and argv[1:2] in (["-h"], ["--help"]):
         print(members("data"))
         return 0
-    name, rest = find(argv)
+    name, rest = find(take_imports(argv))
+    need("tyro", extra="cli")
     module, _, cls = COMMANDS[name][0].partition(":")
     command = getattr(import_module(f"deeprnn.commands.{module}"), cls)
     if hasattr(command, "from_argv"):
         return command.from_argv(rest, prog=f"deeprnn {name}").run()
-    return need("tyro", extra="cli").cli(command, prog=f"deeprnn {name}", args=rest).run()
+    return import_module("deeprnn.commands.arguments").parse(command, rest, f"deeprnn {name}").run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: exit status 0, 2 for an error of use, 130 when interrupted."""
+    # Before numpy is loaded: its threads spin between the small products of sampling, on cores that others need.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for stream in (sys.stdout, sys.stderr):  # a file's name may hold what the terminal's encoding has not
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return run(sys.argv[1:] if argv is None else argv)
+        try:
+            return run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # here, where an error can still be told in a sentence
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing to report
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
-    except OSError as error:  # a folder that cannot be written, a file that cannot be read
-        if error.filename is None:  # a fault of ours: let it be seen
+    except OSError as error:  # a folder that cannot be written, a file that cannot be read, a full disk
+        if error.filename is None and error.errno not in (
+            *NO_ROOM,
+            errno.EIO,
+        ):  # a fault of ours: let it be seen
             raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        if error.filename is None:
+            _drop_output()
+        print(f"error: {error.filename or 'cannot write the output'}: {error.strerror}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(
+            f"error: out of memory ({error or 'no more is to be had'}): ask for less at once", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _drop_output() -> None:
+    """Let what is still buffered for stdout go nowhere: Python would try to write it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

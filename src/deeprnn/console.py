@@ -1,38 +1,106 @@
-"""The one console: rich on a terminal, plain lines elsewhere."""
+"""The one console: rich on a terminal, plain lines elsewhere.
+
+What is printed is taken as it stands: markup and emoji codes are off, so that a file called `[/red]` or
+`:dog:` is shown by its name. Style comes from `styled`.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from deeprnn.errors import need
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
+
+UNBOUNDED = 1000
+"""columns of what is no terminal"""
 
 
 @lru_cache(maxsize=2)
 def console(stderr: bool = False) -> Console:
     """The shared rich console for stdout or stderr: wraps at words on a terminal, never in a pipe or file."""
     make = need("rich.console", extra="cli").Console
-    return make(stderr=stderr, highlight=False, soft_wrap=not make(stderr=stderr).is_terminal)
+    soft_wrap = not make(stderr=stderr).is_terminal
+    return make(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
 
 
-def escape(text: str) -> str:
-    """A person's own words, such as a file's name, kept from being read as rich's [markup]."""
-    return need("rich.markup", extra="cli").escape(text)
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """Text in several styles: plain strings, and pairs of a string and its style."""
+    return need("rich.text", extra="cli").Text.assemble(*parts)
+
+
+def width() -> int:
+    """Columns of the terminal; as many as anything needs where output goes to a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
+
+
+def show_rows(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
+    """Print a table; where the terminal is too narrow the `spare` columns are left out, the first of them first."""
+    kept = fitting(headings, rows, spare, gap=1)
+    table = need("rich.table", extra="cli").Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in kept:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        cells = dict(zip(headings, row, strict=True))
+        table.add_row(*(cells[heading] for heading in kept))
+    show_table(table)
+
+
+def fitting(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], gap: int
+) -> list[str]:
+    """The headings whose columns fit the terminal side by side, `gap` characters apart."""
+    sizes = {
+        heading: max(len(heading), *(len(row[i]) for row in rows)) if rows else len(heading)
+        for i, heading in enumerate(headings)
+    }
+    kept = list(headings)
+    for heading in spare:
+        if sum(sizes[name] + gap for name in kept) - gap <= width():
+            break
+        kept.remove(heading)
+    return kept
 
 
 def show_table(table: Any) -> None:
-    """Print a table: to fit a terminal, and as wide as it needs to be in a pipe or file."""
+    """Print a table of rich: to fit a terminal, and as wide as it needs to be in a pipe or file."""
     screen = console()
     if not screen.is_terminal:
-        screen = need("rich.console", extra="cli").Console(highlight=False, width=1000)
+        screen = need("rich.console", extra="cli").Console(
+            highlight=False, markup=False, emoji=False, width=UNBOUNDED
+        )
     screen.print(table)
+
+
+def two_columns(rows: Sequence[tuple[str, str]]) -> str:
+    """Terms and what is to be said about them: side by side, or one below the other where the terminal is narrow."""
+    term = max(len(name) for name, _ in rows)
+    if term + max(len(text) for _, text in rows) + 4 <= width():
+        return "\n".join(f"  {name:<{term}}  {text}" for name, text in rows)
+    if term <= width() // 3:
+        indent = " " * (term + 4)
+        return "\n".join(
+            fill(f"  {name:<{term}}  {text}", width(), subsequent_indent=indent) for name, text in rows
+        )
+    lines = [
+        (f"  {name}", fill(text, width(), initial_indent=" " * 6, subsequent_indent=" " * 6))
+        for name, text in rows
+    ]
+    return "\n".join(line for pair in lines for line in pair)
 
 
 def program() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 from types import ModuleType
 
 
@@ -22,3 +24,15 @@ def need(module: str, extra: str) -> ModuleType:
         raise MissingExtra(
             f"this needs the package {module.partition('.')[0]!r}: pip install 'deeprnn[{extra}]'"
         ) from error
+
+
+def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
+    """Of the known names those most like `name`, best first; of a dotted one the last part counts as the whole does."""
+
+    def likeness(other: str) -> float:
+        whole = SequenceMatcher(None, name[:80], other).ratio()
+        last = SequenceMatcher(None, name[:80].rpartition(".")[2], other.rpartition(".")[2]).ratio()
+        return max(whole, last - 0.01)  # of two, the one whose whole name is alike
+
+    rated = sorted(((likeness(other), other) for other in known), key=lambda pair: -pair[0])[:count]
+    return [other for rating, other in rated if rating >= max(0.6, rated[0][0] - 0.1)]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from deeprnn.backends.cuda import launch
+from deeprnn.backends.cuda.recurrence import launch
 
 
 @pytest.fixture(autouse=True)
 def plans_made_anew():
     """Launches are prepared once for each shape: a test that chooses the plan itself must not find another's."""
-    launch.prepared.cache_clear()
+    launch.prepare.cache_clear()
     yield
-    launch.prepared.cache_clear()
+    launch.prepare.cache_clear()

@@ -16,6 +16,7 @@ from deeprnn.backends.cuda import nvrtc
 from tests.backends.grid import fresh_seed
 
 HERE = Path(__file__).parent / "emulation"
+FOLDERS = (HERE, nvrtc.FOLDER, nvrtc.FOLDER / "gemm")  # an emulated header comes before the real one
 HALF = b"_Float16 x;"
 
 
@@ -48,7 +49,7 @@ class Blocks:
             folder / f"{name}-{len(list(folder.iterdir()))}.cpp"
         )  # a library of a known name is not loaded again
         file.write_text(text)
-        options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", f"-I{HERE}", f"-I{nvrtc.FOLDER}"]
+        options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *(f"-I{f}" for f in FOLDERS)]
         subprocess.run(["g++", *options, "-o", f"{file}.so", file], check=True)
         self.run, self.shared = ctypes.CDLL(f"{file}.so").run, shared
         self.run.restype = ctypes.c_char_p

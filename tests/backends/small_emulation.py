@@ -20,12 +20,21 @@ EMULATED = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation
 class Small:
     """Has the `launch` of `driver.Kernel`."""
 
-    def __init__(self, folder: Path, source: str, name: str, macros: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        source: str,
+        name: str,
+        macros: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        for file_name, content in {**nvrtc.headers(), **(headers or {})}.items():
+            (folder / file_name).write_text(content)
         text = "".join(f"#define {k} {v}\n" for k, v in (macros or {}).items())
         text += (nvrtc.FOLDER / source).read_text().replace('"common.cuh"', '"small.h"')
         file = folder / f"{name}.cpp"
         file.write_text(f"{text}\nRUN({name})\n")
-        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{HERE}", f"-I{nvrtc.FOLDER}"]
+        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{folder}", f"-I{HERE}"]
         subprocess.run(["g++", *options, "-o", f"{file}.so", file], check=True)
         self.run = ctypes.CDLL(f"{file}.so").run
 

@@ -1,93 +1,97 @@
-"""Work on torch's own threads, or on ours where those cannot be had."""
+"""Machine code on torch's own threads, or on ours where those cannot be had."""
 
 import os
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 
-from deeprnn.backends.cpu.jit import threads as cpu_threads
+from deeprnn.backends.unrolling import unroll
+from tests.backends import cells_by_hand
+from tests.backends.random_cells import Shape, cast, random_inputs
+
+pytest.importorskip("llvmlite")
+
+from deeprnn.backends.cpu.jit import sharing, threads
+
+CELL = cells_by_hand.gru(40)
 
 
-@pytest.fixture(params=["torch's", "ours"])
-def team(request, monkeypatch):
-    torch.ones(4) @ torch.ones(4)
-    if request.param == "ours":
-        monkeypatch.setattr(cpu_threads, "openmp", lambda: None)
-    elif cpu_threads.openmp() is None:
+@pytest.fixture(autouse=True)
+def shared_calls(monkeypatch):
+    """Even a small call is shared by two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(sharing, "WORK_PER_THREAD", 1)
+    yield
+    torch.set_num_threads(before)
+
+
+def result(B: int = 1) -> torch.Tensor:
+    inputs = cast(random_inputs(CELL, Shape(B=B), 0), torch.float32)
+    return unroll(CELL, inputs)[0]
+
+
+@pytest.fixture
+def alone() -> torch.Tensor:
+    torch.set_num_threads(1)
+    out = result()
+    torch.set_num_threads(2)
+    return out
+
+
+def own_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "deeprnn-cpu"]
+
+
+def test_torchs_threads_and_ours_give_the_same_bits(alone, monkeypatch):
+    if threads.openmp() is not None:
+        before = len(own_threads())
+        assert torch.equal(result(), alone)
+        assert len(own_threads()) == before  # torch's served
+    monkeypatch.setattr(threads, "openmp", lambda: None)
+    assert torch.equal(result(), alone)
+    assert own_threads()
+
+
+def test_a_region_with_too_few_threads_runs_nothing(alone, monkeypatch):
+    """Parts wait for each other: one alone would wait for ever. So ours take over."""
+    library = threads.openmp()
+    if library is None:
         pytest.skip("torch comes without GNU's OpenMP here")
-    assert cpu_threads.borrow()
-    yield request.param
-    cpu_threads.give_back()
-
-
-def test_jobs_run_at_the_same_time_and_the_first_on_this_thread(team):
-    meeting, seen = threading.Barrier(3, timeout=20), {}
-
-    def job(i):
-        meeting.wait()  # alone, or one after the other, none would get past this
-        seen[i] = threading.get_ident()
-
-    for _ in range(3):
-        cpu_threads.together([lambda i=i: job(i) for i in range(3)])
-        assert len(set(seen.values())) == 3
-        assert seen[0] == threading.get_ident()
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_an_error_of_any_job_reaches_the_caller(team, which):
-    ran = []
-
-    def job(i):
-        ran.append(i)
-        if i == which:
-            raise ZeroDivisionError(f"job {i}")
-
-    with pytest.raises(ZeroDivisionError, match=f"job {which}"):
-        cpu_threads.together([lambda: job(0), lambda: job(1)])
-    assert sorted(ran) == [0, 1]
-
-
-def test_a_region_with_too_few_threads_runs_nothing(monkeypatch):
-    """Jobs may wait for each other: a part of them would wait for ever."""
+    assert library is not None
 
     class Alone:
-        def omp_get_num_threads(self):
-            return 1
+        omp_get_num_threads = library.omp_get_num_threads
+        omp_get_thread_num = library.omp_get_thread_num
 
-        def GOMP_parallel(self, function, data, threads, flags):
-            function(None)
+        def GOMP_parallel(self, function, data, count, flags):
+            library.GOMP_parallel(function, data, 1, flags)
 
-    monkeypatch.setattr(cpu_threads, "openmp", Alone)
-    done = []
-    cpu_threads.together([lambda: done.append(0), lambda: done.append(1)])
-    assert sorted(done) == [0, 1]
-
-
-def test_after_a_fork_the_threads_are_ours(monkeypatch):
-    """GNU's OpenMP does not survive one."""
-    monkeypatch.setattr(cpu_threads, "_FIRST", os.getpid() + 1)
-    monkeypatch.setattr(cpu_threads, "openmp", lambda: pytest.fail("asked for torch's threads"))
-    names = []
-    cpu_threads.together([lambda: None, lambda: names.append(threading.current_thread().name)])
-    assert names == ["deeprnn-cpu"]
+    short = Alone()
+    monkeypatch.setattr(threads, "openmp", lambda: short)
+    assert torch.equal(result(), alone)
+    assert own_threads()
 
 
-def test_of_several_copies_of_openmp_torchs_is_taken():
-    """Other packages bring one too; theirs are other threads."""
-    site = "/env/lib/site-packages"
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_process_does_not_ask_for_torchs_threads(alone, monkeypatch):
+    """GNU's OpenMP does not survive a fork."""
+    monkeypatch.setattr(threads, "_FIRST_PROCESS", os.getpid() + 1)
+    monkeypatch.setattr(threads, "openmp", lambda: pytest.fail("asked for torch's threads"))
+    assert torch.equal(result(), alone)
 
-    def found(*paths):
-        maps = "\n".join(
-            f"7f0000-7f1000 r-xp 00000000 08:01 42   {path}" for path in (*paths, *paths, "/lib/libc.so.6")
-        )
-        return cpu_threads._own_copy(maps, Path(f"{site}/torch"))
 
-    inside, beside = f"{site}/torch/lib/libgomp.so.1", f"{site}/torch.libs/libgomp-a34b3233.so.1"
-    other, system = f"{site}/scikit_learn.libs/libgomp-d22c30c5.so.1", "/usr/lib/libgomp.so.1"
-    assert found(inside, other, system) == inside
-    assert found(other, beside) == beside
-    assert found(system) == system
-    assert found(other, system) is None
-    assert found() is None
+def test_who_does_not_get_the_threads_computes_alone(alone):
+    assert threads.acquire()
+    try:
+        assert torch.equal(result(), alone)
+    finally:
+        threads.release()
+
+
+def test_only_a_library_that_is_loaded_already_is_used(monkeypatch, tmp_path):
+    """Loading another copy of OpenMP would start threads that torch knows nothing of."""
+    (tmp_path / "libgomp.so.1").write_bytes(b"not loaded")
+    monkeypatch.setattr(threads, "_candidates", lambda: [tmp_path / "libgomp.so.1"])
+    assert threads.openmp.__wrapped__() is None

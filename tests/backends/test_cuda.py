@@ -1,200 +1,296 @@
-"""The CUDA backend's own properties: plans anywhere, everything else on a GPU (`make test-gpu`)."""
+"""The CUDA backend's own properties: what needs no GPU anywhere, everything else by `make test-gpu`."""
 
 from __future__ import annotations
 
-import dataclasses
+import ctypes
 import os
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
-from deeprnn.backends import TransitionSpec, reference
-from deeprnn.backends import cuda as backend
-from deeprnn.backends.cuda import launch, nvrtc, planning
-from tests.backends import grid
-from tests.backends.grid import Case
+from deeprnn.backends import autograd, plain, unroll
+from deeprnn.backends.choose import why_not
+from deeprnn.backends.cuda import describe_plan, driver, nvrtc, why_not_planned
+from deeprnn.backends.cuda.device import Device, device_of
+from deeprnn.backends.cuda.epilogue import Options, code
+from deeprnn.backends.cuda.recurrence import cluster_plans, launch, tensor_core_plans
+from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plan
+from deeprnn.backends.cuda.recurrence.planning import make_plan
+from deeprnn.backends.cuda.recurrence.schedule import schedule
+from deeprnn.backends.cuda.recurrence.tensor_core_plans import tensor_core_plan
+from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_plans
+from deeprnn.backends.protocol import Inputs
+from tests.backends import cells_by_hand, grid
+from tests.backends.grid import Case, transition
 
 GPU = pytest.mark.gpu
-H200 = planning.Device()
+H200 = Device()
+SIGMOIDS = ("sigmoid", "sigmoid")
+DTS = transition((400, 400), SIGMOIDS)
 
 
-def rnn(h: int) -> TransitionSpec:
-    return TransitionSpec((h,), ("sigmoid",), (False,))
+def by_cuda(cell, inputs, precision="fp32") -> list[Tensor]:
+    return unroll(cell, inputs, "cuda", precision)
 
 
-def dts(h: int, m: int | None = None) -> TransitionSpec:
-    return TransitionSpec((m or h, h), ("sigmoid", "sigmoid"), (False, True))
+# ---- anywhere
 
 
-# ---- plans: no GPU needed
+@pytest.mark.parametrize("sizes", [(200,), (600,), (800,), (200, 200), (400, 400), (600, 600)], ids=str)
+@pytest.mark.parametrize("batch", [1, 64])
+def test_every_model_of_table_1_stays_on_chip(sizes, batch):
+    cell = transition(sizes, ("sigmoid",) * len(sizes))
+    assert why_not_planned(cell, False, H200) is None
+    assert not any("stepwise" in text for text in describe_plan(cell, batch).values())
 
 
-@pytest.mark.parametrize(
-    "spec", [rnn(200), rnn(400), rnn(600), rnn(800), dts(200), dts(400), dts(600)], ids=str
-)
-@pytest.mark.parametrize("batch", [1, 16, 64, 256])
-@pytest.mark.parametrize("backward", [False, True])
-def test_every_model_of_table_1_stays_on_chip(spec, batch, backward):
-    plan = planning.make_plan(spec, batch, 1, False, backward, H200)
-    assert plan.path != "generic"
-    assert plan.shared <= H200.shared_limit
-
-
-def test_rnn_1100_stays_on_chip_in_bf16():
-    assert planning.make_plan(rnn(1100), 1, 1, True, False, H200).path != "generic"
-
-
-def test_what_fits_no_card_takes_the_generic_kernel():
-    assert planning.make_plan(dts(2000), 1, 1, False, False, H200).path == "generic"
-
-
-def test_a_population_of_15_runs_at_once():
-    for backward in (False, True):
-        plan = planning.make_plan(dts(400), 1, 15, False, backward, H200)
-        assert H200.resident(plan.cluster) * plan.rows >= 15
-
-
-def test_ring_lists_each_matrix_once_in_both_directions():
-    spec = TransitionSpec((3, 4, 5), ("tanh",) * 3, (False, True, True))
-    names = {("W", 0), ("W", 1), ("W", 2), ("S", 1), ("S", 2)}
-    for backward in (False, True):
-        ring = planning.ring(spec, backward)
-        assert len(ring.names) == 5
-        assert set(ring.names) == names
-        for stage, source, (kind, l) in zip(ring.stages, ring.sources, ring.names, strict=True):
-            wide, narrow = spec.sizes[l], spec.sizes[-1] if kind == "S" or l == 0 else spec.sizes[l - 1]
-            shape = (ring.sizes[stage], ring.sizes[source])
-            assert shape == ((narrow, wide) if backward else (wide, narrow))
-
-
-def test_why_not_names_the_remedy():
-    reason = backend.why_not(dts(400), "cpu", torch.float32, 1, 1)
+def test_a_reason_names_the_remedy():
+    reason = why_not("cuda", DTS.text, "cpu", torch.float32)
     assert reason is not None
-    assert "GPU" in reason
+    assert ".cuda()" in reason
+    reason = why_not_planned(transition((3000, 3000), SIGMOIDS), False, H200)
+    assert reason is not None
+    assert "stepwise" in reason
 
 
 def test_sources_are_shipped_and_include_no_host_header():
-    for name in (*launch.SOURCES.values(), "update.cu", *nvrtc.HEADERS):
-        text = (nvrtc.FOLDER / name).read_text()
-        included = {line.split()[1] for line in text.splitlines() if line.startswith("#include")}
-        assert included <= {f'"{header}"' for header in nvrtc.HEADERS}
+    written = {"cell.cuh", "params.cuh"}  # made for each cell, or included by what is
+    known = {f'"{name}"' for name in {*nvrtc.headers(), *written}}
+    sources = sorted(nvrtc.FOLDER.rglob("*.cu"))
+    assert {
+        "cluster",
+        "tensor_core",
+        "whole_card",
+        "max_abs_scan",
+        "stepwise",
+        "outer_products",
+        "update",
+    } <= {path.stem for path in sources}
+    for path in (*sources, *nvrtc.FOLDER.rglob("*.cuh")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert {line.split()[1] for line in lines if line.startswith("#include")} <= known
+
+
+def test_a_launch_makes_the_tensors_gpu_the_current_one(monkeypatch):
+    """Training on cuda:1 while cuda:0 is current: the kernel and its stream belong to the other context."""
+    now, launched = [0], []
+
+    @contextmanager
+    def device(which):
+        now.append(which.index)
+        yield
+        now.pop()
+
+    library = SimpleNamespace(cuLaunchKernelEx=lambda *_: launched.append(now[-1]) or 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(driver, "stream_of", lambda index: 0)
+    monkeypatch.setattr(driver, "ensure_context", lambda index: None)
+    monkeypatch.setattr(driver, "library", lambda: library)
+    kernel = object.__new__(driver.Kernel)
+    kernel.function, kernel.shared, kernel.cluster, kernel.cooperative = ctypes.c_void_p(), 0, 1, False
+    for name in ("cuda:1", "cuda:0", "cuda"):
+        kernel.launch(1, 32, [ctypes.c_int(3)], torch.device(name))
+    assert launched == [1, 0, 0]
+
+
+@pytest.fixture
+def compiled(tmp_path, monkeypatch):
+    """What would be compiled, by a compiler whose file may be changed, into an empty cache."""
+    calls: list[tuple] = []
+    library = tmp_path / "libnvrtc.so.13"
+    library.write_bytes(b"one")
+    monkeypatch.setenv("DEEPRNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter([str(library)]))
+    monkeypatch.setattr(nvrtc, "library", lambda: pytest.fail("loaded"))
+    monkeypatch.setattr(nvrtc, "compile_source", lambda *a: calls.append(a) or b"code")
+    nvrtc.identity.cache_clear()
+    yield calls
+    nvrtc.identity.cache_clear()
+
+
+def test_kernels_on_disk_are_found_without_loading_the_compiler(compiled, tmp_path):
+    for _ in range(2):
+        assert nvrtc.cubin("training/update.cu", {}, "sm_90") == b"code"
+    assert len(compiled) == 1
+    (tmp_path / "libnvrtc.so.13").write_bytes(b"another version")
+    nvrtc.identity.cache_clear()
+    nvrtc.cubin("training/update.cu", {}, "sm_90")
+    assert len(compiled) == 2, "another compiler's kernels are not used"
+    for kept in (tmp_path / "kernels").iterdir():
+        kept.write_bytes(b"damaged")
+    assert nvrtc.cubin("training/update.cu", {}, "sm_90") == b"code"
+    assert len(compiled) == 3
+
+
+def test_another_cells_kernel_is_another_kernel(compiled):
+    for cell in (DTS, cells_by_hand.lstm(100), cells_by_hand.gru(100), DTS):
+        plan = make_plan(schedule(cell, False), 1, 1, False, H200)
+        assert plan is not None
+        launch.compile_plan(plan, code(schedule(cell, False), Options()), H200)
+    assert len(compiled) == 3
+
+
+def test_a_kernel_that_cannot_be_kept_is_used_and_leaves_nothing_behind(compiled, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert nvrtc.cubin("training/update.cu", {}, "sm_90") == b"code"
+    assert list((tmp_path / "kernels").iterdir()) == []
+
+
+# ---- every shape of the kernels
+
+ODD = Case("100x63", transition((100, 63), ("tanh", "sigmoid")), 9, 5, reset=True)
+GATES = Case("lstm", cells_by_hand.lstm(63), 9, 5, reset=True)
+# cluster, threads, lanes that share a sum, numbers a lane takes at once, rows
+CLUSTER = [
+    (16, 256, 8, 2, 1), (16, 128, 8, 4, 2), (8, 256, 16, 2, 3), (8, 384, 32, 1, 4), (4, 512, 32, 2, 5),
+    (2, 256, 8, 2, 2), (4, 128, 16, 2, 8), (16, 512, 32, 1, 6),
+]  # fmt: skip
+WIDE = Case("200x137", transition((200, 137), ("tanh", "sigmoid")), 6, 21, reset=True)
+DEEP = Case("137x200x150", transition((137, 200, 150), ("sigmoid", "tanh", "sigmoid")), 5, 19, population=2)
+BARE = Case("identity", transition((200, 137), ("tanh", "identity"), "none"), 7, 9)
+SHALLOW = Case("200", transition((200,), ("sigmoid",)), 9, 30)
+LEVEL = Case(
+    "200x193", transition((200, 193), ("tanh", "sigmoid")), 6, 21, reset=True
+)  # layers of as many tiles
+WIDE_LSTM = Case("lstm", cells_by_hand.lstm(200), 6, 21, reset=True)
+# cluster, warps over units, warps over the inner dimension, rows, streams, through L2, finishers
+TENSOR_CORES = [
+    *((8, 2, 4, 8), (8, 1, 8, 5), (4, 4, 2, 21), (8, 2, 2, 16), (4, 2, 4, 12), (4, 4, 1, 30), (8, 1, 4, 40)),
+    *((4, 3, 2, 5), (4, 3, 4, 18), (9, 1, 4, 3), (7, 2, 2, 13), (5, 3, 2, 9)),
+]
+TENSOR_CORE_TESTS = [
+    *((shape, WIDE, "registers") for shape in TENSOR_CORES),
+    ((8, 2, 4, 8), DEEP, "shared memory"),
+    ((8, 1, 8, 5), BARE, "shared memory"),
+    ((4, 4, 2, 21), SHALLOW, "shared memory"),
+    ((8, 2, 2, 16), DEEP, "registers"),
+    ((2, 4, 1, 30), BARE, "registers"),
+    ((4, 2, 4, 12), SHALLOW, "registers"),
+    *((shape, replace(WIDE, precision="bf16"), "registers") for shape in TENSOR_CORES[::3]),
+    *((shape, LEVEL, "registers") for shape in ((7, 2, 4, 21, 3), (13, 1, 4, 12, 2), (9, 2, 3, 20, 5))),
+    ((7, 2, 4, 16, 2), replace(LEVEL, population=2, reset=False), "shared memory"),
+    ((13, 1, 4, 9, 3), SHALLOW, "registers"),
+    ((7, 2, 4, 21, 3), WIDE, "registers"),  # streams of layers of unequal width
+    *((shape, WIDE, "registers") for shape in ((8, 2, 4, 8, 1, False), (9, 1, 4, 21, 3, False))),
+    *((shape, WIDE, "registers") for shape in ((8, 2, 4, 8, 1, True, 8), (5, 1, 8, 21, 3, True, 8))),
+    ((4, 2, 4, 12, 1, False), SHALLOW, "registers"),
+    ((13, 1, 4, 8), WIDE_LSTM, "registers"),
+    ((13, 1, 8, 16), WIDE_LSTM, "shared memory"),
+]
+
+
+@pytest.fixture
+def force(monkeypatch):
+    """Every plan is made by the function given; without room in registers where weights are to lie elsewhere."""
+
+    def forced(make, kept="registers"):
+        if kept == "shared memory":
+            nothing = dict.fromkeys(cluster_plans.REGISTERS, 0)
+            monkeypatch.setattr(cluster_plans, "REGISTERS", nothing)
+            monkeypatch.setattr(tensor_core_plans, "REGISTERS", nothing)
+
+        def chosen(*given):
+            plan = make(*given)
+            assert plan is not None
+            assert any(getattr(plan, "kept", [1])) == (kept == "registers")
+            return plan
+
+        monkeypatch.setattr(launch, "make_plan", chosen)
+        return chosen
+
+    return forced
+
+
+def fits(case: Case, chosen) -> None:
+    for backward in (False, True):
+        members = max(1, case.population)
+        chosen(schedule(case.cell, backward), case.B, members, case.precision == "bf16", H200)
+
+
+@pytest.mark.parametrize(("shape", "case", "kept"), TENSOR_CORE_TESTS, ids=str)
+def test_the_tensor_core_shapes_under_test_fit(shape, case, kept, force):
+    fits(case, force(lambda *given: tensor_core_plan(*given, *shape), kept))
+
+
+@GPU
+@pytest.mark.parametrize("shape", CLUSTER, ids=str)
+@pytest.mark.parametrize("kept", ["registers", "shared memory"])
+@pytest.mark.parametrize("case", [ODD, GATES], ids=str)
+def test_every_shape_of_the_cluster_kernel(case, shape, kept, force):
+    cluster, threads, klanes, vec, rows = shape
+    rows = rows if case is ODD else min(rows, 2)  # four sums a unit
+    force(lambda *given: cluster_plan(*given, cluster, threads, klanes, vec, rows), kept)
+    grid.examine(by_cuda, case, "cuda")
+
+
+@GPU
+@pytest.mark.parametrize(("shape", "case", "kept"), TENSOR_CORE_TESTS, ids=str)
+def test_every_shape_of_the_tensor_core_kernel(shape, case, kept, force):
+    force(lambda *given: tensor_core_plan(*given, *shape), kept)
+    grid.examine(by_cuda, case, "cuda")
+
+
+CARD = [
+    ODD,
+    GATES,
+    Case("63x1", transition((63, 1), ("relu", "tanh")), 6, 3, population=2),
+    Case("three", transition((385, 63, 100), ("tanh", "relu", "sigmoid")), 11, 17, reset=True, population=3),
+    Case("705x385", transition((705, 385), ("sigmoid", "tanh")), 12, 7, reset=True),
+    Case("200", transition((200,), ("sigmoid",)), 1, 30),
+    Case("400x400", DTS, 9, 64),
+    Case("400x385", transition((400, 385), SIGMOIDS), 9, 33, precision="bf16"),
+    Case("lstm600", cells_by_hand.lstm(600), 5, 9),
+]
+CARD_SHAPES = {
+    "cheapest": lambda plan: True,
+    "one team": lambda plan: plan.teams == 1,
+    "many passes": lambda plan: plan.rows <= 2,
+    "512 threads": lambda plan: plan.threads == 512,
+}
+CARD_TESTS = [(case, "cheapest") for case in CARD]
+CARD_TESTS += [(CARD[i], name) for i, name in ((0, "one team"), (3, "many passes"), (4, "512 threads"))]
+
+
+@GPU
+@pytest.mark.parametrize(("case", "which"), CARD_TESTS, ids=str)
+def test_the_whole_card_kernel(case, which, force):
+    def cheapest(*given):
+        plans = (plan for plan in whole_card_plans(*given) if CARD_SHAPES[which](plan))
+        return min(plans, key=lambda plan: plan.cost)
+
+    force(cheapest)
+    grid.examine(by_cuda, case, "cuda")
 
 
 # ---- on a GPU
 
 
-def draw(case: Case, seed: int = 0) -> tuple:
-    """Inputs on the GPU in float32, leaves that want gradients."""
-    tensors = {n: x.cuda() for n, x in grid.draw(case, seed).items()}
-    leaves = {n: x.float().requires_grad_() for n, x in tensors.items() if n[0] in "AhWS"}
-    W = [x for n, x in leaves.items() if n[0] == "W"]
-    S = [x for n, x in leaves.items() if n[0] == "S"]
-    return leaves["A"], leaves["h0"], W, S, tensors
-
-
-ODD = Case((100, 63), ("tanh", "sigmoid"), (False, True), 9, 5, reset=True)
-SHAPES = [(c, t, k, v, r) for c, t, (k, v), r in (
-    (16, 256, (8, 2), 1), (16, 128, (8, 4), 2), (8, 256, (16, 2), 3), (8, 384, (32, 1), 4), (4, 512, (32, 2), 5),
-    (2, 256, (8, 2), 2), (4, 128, (16, 2), 8), (16, 512, (32, 1), 6),
-)]  # fmt: skip
+def drawn(case: Case, seed: int = 0) -> tuple[Inputs, list[Tensor]]:
+    """Inputs on the GPU in float32, and those of them that want gradients."""
+    tensors = {name: x.cuda() for name, x in grid.draw(case, seed).items()}
+    tensors = {name: x if x.dtype == torch.bool else x.float() for name, x in tensors.items()}
+    inputs = grid.inputs_of(case.cell, tensors)
+    leaves = [x.requires_grad_() for x in (inputs.A, *inputs.states, *inputs.matrices, *inputs.vectors)]  # type: ignore[union-attr]
+    return inputs, leaves
 
 
 @GPU
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kept", ["registers", "shared memory"])
-def test_every_shape_of_the_cluster_kernel(shape, kept, monkeypatch):
-    def forced(spec, batch, members, bf16, backward, device):
-        ring = planning.ring(spec, backward)
-        plan = planning.cluster_plan(ring, batch, members, bf16, device, *shape)
-        assert plan is not None
-        assert any(plan.kept) == (kept == "registers")
-        return plan
-
-    if kept == "shared memory":
-        monkeypatch.setattr(planning, "REGISTERS", dict.fromkeys(planning.REGISTERS, 0))
-    monkeypatch.setattr(launch, "make_plan", forced)
-    grid.examine(backend.unroll, ODD, "cuda")
-
-
-WIDE = Case((200, 137), ("tanh", "sigmoid"), (False, True), 6, 21, reset=True)
-DEEP = Case((137, 200, 150), ("sigmoid", "tanh", "sigmoid"), (False, True, True), 5, 19, population=2)
-PLAIN = Case((200, 137), ("tanh", "identity"), (False, False), 7, 9)
-SHALLOW = Case((200,), ("sigmoid",), (False,), 9, 30)
-MMA = [
-    *((8, 2, 4, 8), (8, 1, 8, 5), (4, 4, 2, 21), (8, 2, 2, 16), (4, 2, 4, 12), (4, 4, 1, 30), (8, 1, 4, 40)),
-    *((4, 3, 2, 5), (4, 3, 4, 18), (9, 1, 4, 3), (7, 2, 2, 13), (5, 3, 2, 9)),
-]
-LEVEL = Case((200, 193), ("tanh", "sigmoid"), (False, True), 6, 21, reset=True)  # layers of as many tiles
-MMA_TESTS = [
-    *((shape, WIDE, "registers") for shape in MMA),
-    ((8, 2, 4, 8), DEEP, "shared memory"),
-    ((8, 1, 8, 5), PLAIN, "shared memory"),
-    ((4, 4, 2, 21), SHALLOW, "shared memory"),
-    ((8, 2, 2, 16), DEEP, "registers"),
-    ((2, 4, 1, 30), PLAIN, "registers"),
-    ((4, 2, 4, 12), SHALLOW, "registers"),
-    *((shape, dataclasses.replace(WIDE, precision="bf16"), "registers") for shape in MMA[::3]),
-    *((shape, LEVEL, "registers") for shape in ((7, 2, 4, 21, 3), (13, 1, 4, 12, 2), (9, 2, 3, 20, 5))),
-    ((7, 2, 4, 16, 2), dataclasses.replace(LEVEL, population=2, reset=False), "shared memory"),
-    ((13, 1, 4, 9, 3), SHALLOW, "registers"),
-    ((7, 2, 4, 21, 3), WIDE, "registers"),  # streams of layers of unequal width
-    # Tiles stored by the lanes instead of through L2; eight finishers.
-    *(
-        (shape, WIDE, "registers")
-        for shape in ((8, 2, 4, 8, 1, False), (9, 1, 4, 21, 3, False), (8, 1, 8, 5, 1, False))
-    ),
-    *((shape, WIDE, "registers") for shape in ((8, 2, 4, 8, 1, True, 8), (5, 1, 8, 21, 3, True, 8))),
-    ((4, 2, 4, 12, 1, False), SHALLOW, "registers"),
-]
-
-
-@GPU
-@pytest.mark.parametrize(("shape", "case", "kept"), MMA_TESTS, ids=str)
-def test_every_shape_of_the_tensor_core_kernel(shape, case, kept, monkeypatch):
-    def forced(spec, batch, members, bf16, backward, device):
-        plan = planning.mma_plan(planning.ring(spec, backward), batch, members, bf16, device, *shape)
-        assert plan is not None
-        assert any(plan.kept) == (kept == "registers")
-        return plan
-
-    if kept == "shared memory":
-        monkeypatch.setattr(planning, "REGISTERS", dict.fromkeys(planning.REGISTERS, 0))
-    monkeypatch.setattr(launch, "make_plan", forced)
-    grid.examine(backend.unroll, case, "cuda")
-
-
-def test_the_tensor_core_shapes_under_test_fit(monkeypatch):
-    for shape, case, kept in MMA_TESTS:
-        with monkeypatch.context() as patch:
-            if kept == "shared memory":
-                patch.setattr(planning, "REGISTERS", dict.fromkeys(planning.REGISTERS, 0))
-            for backward in (False, True):
-                ring = planning.ring(case.spec, backward)
-                assert planning.mma_plan(ring, case.B, 1, case.precision == "bf16", H200, *shape) is not None
-
-
-@GPU
-@pytest.mark.parametrize("rows", [1, 2, 4, 8])
-def test_the_generic_kernel(rows, monkeypatch):
-    def forced(spec, batch, members, bf16, backward, device):
-        ring = planning.ring(spec, backward)
-        shared = planning._generic_shared(ring, 1024, rows)
-        return planning.Plan("generic", 1, 1024, rows, shared=shared, bf16=bf16)
-
-    monkeypatch.setattr(launch, "make_plan", forced)
-    grid.examine(backend.unroll, ODD, "cuda")
-    grid.examine(backend.unroll, Case((63, 1), ("relu", "tanh"), (False, True), 6, 3, population=2), "cuda")
-
-
-@GPU
-def test_a_captured_graph_replays_forward_and_backward():
-    A, h0, W, S, tensors = draw(ODD)
-    inputs = [A, h0, *W, *S]
+@pytest.mark.parametrize("case", [ODD, GATES], ids=str)
+def test_a_captured_graph_replays_forward_and_backward(case):
+    inputs, leaves = drawn(case)
 
     def run():
-        h, _ = backend.unroll(A, h0, W, S, ODD.spec, tensors["reset"])
-        return (h, *torch.autograd.grad((h * tensors["dh"].float()).sum(), inputs))
+        h = by_cuda(case.cell, inputs)[0]
+        return (h, *torch.autograd.grad(h.sin().sum(), leaves, materialize_grads=True))
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -212,100 +308,109 @@ def test_a_captured_graph_replays_forward_and_backward():
 
 
 @GPU
-def test_repeated_runs_give_the_same_bits():
-    case = Case((400, 400), ("sigmoid", "sigmoid"), (False, True), 50, 7)
-    A, h0, W, S, _ = draw(case)
-    first = backend.unroll(A, h0, W, S, case.spec)[0]
+@pytest.mark.parametrize("cell", [DTS, cells_by_hand.lstm(200)], ids=["dts", "lstm"])
+def test_repeated_runs_give_the_same_bits(cell):
+    inputs, _ = drawn(Case("again", cell, 50, 7))
+    first = by_cuda(cell, inputs)[0]
     for _ in range(5):
-        assert torch.equal(backend.unroll(A, h0, W, S, case.spec)[0], first)
+        assert torch.equal(by_cuda(cell, inputs)[0], first)
 
 
 @GPU
-def test_a_population_member_equals_the_model_alone():
-    case = Case((63, 100), ("sigmoid", "tanh"), (False, True), 8, 3, population=5)
-    A, h0, W, S, _ = draw(case)
-    together = torch.func.vmap(lambda a, h, w, s: backend.unroll(a, h, w, s, case.spec)[0])(A, h0, W, S)
-    alone = backend.unroll(A[2], h0[2], [w[2] for w in W], [s[2] for s in S], case.spec)[0]
-    torch.testing.assert_close(together[2], alone, rtol=1e-5, atol=1e-6)
+def test_kernels_on_several_streams_do_not_block_each_other():
+    """Blocks wait for blocks, so kernels that each got half of the card would wait for ever."""
+    cell = transition((800, 800), SIGMOIDS)
+    inputs, _ = drawn(Case("800x800", cell, 30, 2))
+    alone = by_cuda(cell, inputs)[-1]
+    torch.cuda.synchronize()
+    results = []
+    for stream in [torch.cuda.Stream() for _ in range(3)] * 4:
+        with torch.cuda.stream(stream):
+            results.append(by_cuda(cell, inputs)[-1])
+    torch.cuda.synchronize()
+    assert all(torch.equal(h, alone) for h in results)
 
 
 @GPU
 def test_shared_inputs_of_a_population_are_not_copied():
-    case = Case((64,), ("tanh",), (False,), 5, 2, population=3)
-    A, h0, W, _, _ = draw(case)
-    mapped = torch.func.vmap(lambda w: backend.unroll(A[0], h0[0], w, [], case.spec)[0])(W)
+    case = Case("64", transition((64,), ("tanh",)), 5, 2, population=3)
+    inputs, _ = drawn(case)
+    A, state = inputs.A[0], inputs.states[0][0]  # type: ignore[index]
+
+    def layer(w):
+        return by_cuda(case.cell, Inputs(A, [state], [w], [], []))[0]
+
+    mapped = torch.func.vmap(layer)(inputs.matrices[0])
     for p in range(3):
-        alone = backend.unroll(A[0], h0[0], [W[0][p]], [], case.spec)[0]
-        torch.testing.assert_close(mapped[p], alone, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(mapped[p], layer(inputs.matrices[0][p]), rtol=1e-5, atol=1e-6)
 
 
 @GPU
-def test_second_derivatives_follow_the_reference():
-    case = Case((7, 5), ("tanh", "sigmoid"), (False, True), 4, 2)
-    A, h0, W, S, _ = draw(case)
+@pytest.mark.parametrize(
+    "cell", [transition((7, 5), ("tanh", "sigmoid")), cells_by_hand.lstm(6)], ids=["dts", "lstm"]
+)
+def test_second_derivatives_follow_the_reference(cell):
+    _, leaves = drawn(Case("small", cell, 4, 2))
     found = []
-    for unroll, dtype in ((backend.unroll, torch.float32), (reference.unroll, torch.float64)):
-        leaves = [x.detach().to(dtype).requires_grad_() for x in (A, h0, *W, *S)]
-        h, z = unroll(leaves[0], leaves[1], leaves[2:4], leaves[4:], case.spec, None)
-        first = torch.autograd.grad((h**2).sum() + z.sin().sum(), leaves, create_graph=True)
-        found.append(torch.autograd.grad(sum((g**2).sum() for g in first), leaves))
+    for dtype in (torch.float32, torch.float64):
+        x = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+        own = Inputs.of(cell, x)
+        outputs = by_cuda(cell, own) if dtype == torch.float32 else plain.forward(cell, own)
+        first = torch.autograd.grad(sum(y.sin().sum() for y in outputs), x, create_graph=True)  # type: ignore[arg-type]
+        found.append(torch.autograd.grad(sum((g**2).sum() for g in first), x))  # type: ignore[arg-type]
     for x, y in zip(*found, strict=True):
         assert (x.double() - y).norm() <= 1e-4 * y.norm()
 
 
 @GPU
 def test_torch_compile_keeps_one_graph():
-    A, h0, W, S, tensors = draw(ODD)
+    inputs, leaves = drawn(ODD)
 
-    def loss(A, h0, W, S):
-        return (backend.unroll(A * 1.5, h0, W, S, ODD.spec, tensors["reset"])[0] ** 2).sum()
+    def loss(*x):
+        return (unroll(ODD.cell.text, Inputs.of(ODD.cell, [*x, inputs.reset]), "cuda")[-1] ** 2).sum()
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    x = torch.autograd.grad(compiled(A, h0, W, S), [A, *W, *S])
-    y = torch.autograd.grad(loss(A, h0, W, S), [A, *W, *S])
+    x, y = (torch.autograd.grad(function(*leaves), leaves) for function in (compiled, loss))
     for a, b in zip(x, y, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @GPU
 @pytest.mark.parametrize(("T", "B"), [(0, 3), (4, 0)])
-def test_nothing_to_do_gives_empty_results_and_zero_gradients(T, B):
-    A = torch.randn(T, B, 20, device="cuda", requires_grad=True)
-    h0 = torch.randn(B, 12, device="cuda", requires_grad=True)
-    W = [torch.randn(8, 12, device="cuda", requires_grad=True), torch.randn(12, 8, device="cuda")]
-    spec = TransitionSpec((8, 12), ("tanh", "tanh"), (False, False))
-    h, z = backend.unroll(A, h0, W, [], spec)
-    assert h.shape == (T, B, 12)
-    assert z.shape == (T, B, 8)
-    dh0, dW = torch.autograd.grad(h.sum() + z.sum(), [h0, W[0]])
-    assert not dh0.any()
-    assert not dW.any()
+@pytest.mark.parametrize("backend", ["cuda", "stepwise"])
+def test_nothing_to_do_gives_empty_results_and_zero_gradients(T, B, backend):
+    cell = transition((8, 12), ("tanh", "tanh"), "none")
+    shapes = ((T, B, 20), (B, 12), *cell.matrices)
+    leaves = [torch.randn(shape, device="cuda", requires_grad=True) for shape in shapes]
+    outputs = unroll(cell, Inputs.of(cell, leaves), backend)
+    assert [tuple(y.shape) for y in outputs] == [(T, B, 8), (T, B, 12)]
+    assert not any(g.any() for g in torch.autograd.grad(sum(y.sum() for y in outputs), leaves))  # type: ignore[arg-type]
 
 
 @GPU
-def test_operators_pass_torch_librarys_own_checks():
-    A, h0, W, S, tensors = draw(Case((10, 6), ("tanh", "sigmoid"), (False, True), 3, 2, reset=True))
-    args = (A, h0, W, S, tensors["reset"], "tanh,sigmoid", "01", "fp32")
+def test_the_operator_passes_torch_librarys_own_checks():
+    case = Case("10x6", transition((10, 6), ("tanh", "sigmoid")), 3, 2, reset=True)
+    inputs, _ = drawn(case)
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(backend.unroll_cuda, args, test_utils=utilities)
+    arguments = ("cuda", case.cell.text, "fp32", inputs.tensors, True, True)
+    torch.library.opcheck(autograd.unroll_op, arguments, test_utils=utilities)
 
 
 @GPU
 def test_kernels_are_kept_on_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("DEEPRNN_CACHE", str(tmp_path))
-    ring = planning.ring(rnn(17), False)
-    plan = planning.make_plan(rnn(17), 1, 1, False, False, launch.device_of(0))
-    defines = planning.macros(plan, ring, False, False)
-    arch = launch.device_of(0).arch
-    first = nvrtc.cubin(launch.SOURCES[plan.path], defines, arch)
+    own = schedule(transition((17,), ("sigmoid",)), False)
+    plan = make_plan(own, 1, 1, False, device_of(0))
+    assert plan is not None
+    first = launch.compile_plan(plan, code(own, Options()), device_of(0))
     (kept,) = Path(tmp_path, "kernels").iterdir()
-    assert kept.read_bytes() == first
-    kept.write_bytes(b"other")
-    assert nvrtc.cubin(launch.SOURCES[plan.path], defines, arch) == b"other"
+    monkeypatch.setattr(nvrtc, "compile_source", lambda *given: pytest.fail("compiled again"))
+    assert launch.compile_plan(plan, code(own, Options()), device_of(0)) == first
+    assert kept.read_bytes().endswith(first)
     assert not [name for name in os.listdir(tmp_path / "kernels") if name.endswith(".tmp")]
 
 
 @GPU
 def test_a_broken_source_shows_the_compilers_words():
     with pytest.raises(nvrtc.CompileError, match="undefined"):
-        nvrtc.compile_source("__global__ void k() { nothing(); }", "k.cu", {}, launch.device_of(0).arch)
+        nvrtc.compile_source("__global__ void k() { nothing(); }", "k.cu", {}, device_of(0).arch)

@@ -7,13 +7,17 @@ from functools import lru_cache
 import pytest
 import torch
 
-from deeprnn.backends import gradients
-from deeprnn.backends.cuda import planning, rows, tall
+from deeprnn.backends.cuda.device import SHARED_LIMIT, Device
+from deeprnn.backends.cuda.gemm import outer_products, row_products, weight_sums
+from deeprnn.backends.cuda.gemm.outer_products import Left, OuterProducts, SumBlock, tiling
+from deeprnn.backends.gradients import assembled, matrix_gradients
+from deeprnn.backends.protocol import Inputs
+from deeprnn.cells.adjoint import adjoint
+from tests.backends import cells_by_hand
 from tests.backends.hopper_emulation import Blocks, needs_half
 
 GPU = pytest.mark.gpu
-W = tall.Wanted
-DTS = (W(0, 400, 0, 800), W(400, 800, 400, 800))
+DTS = (SumBlock(0, 400, 0, 800), SumBlock(400, 800, 400, 800))
 
 
 # ---- how work is cut
@@ -23,38 +27,48 @@ DTS = (W(0, 400, 0, 800), W(400, 800, 400, 800))
     "wanted",
     [
         DTS,
-        (W(0, 88, 0, 800), W(88, 89, 0, 800)),
-        (W(0, 200, 0, 200), W(0, 200, 400, 600), W(200, 300, 203, 330), W(300, 431, 330, 531)),
-        (W(0, 65, 0, 65),),
+        (SumBlock(0, 88, 0, 800), SumBlock(88, 89, 0, 800)),
+        (
+            SumBlock(0, 200, 0, 200),
+            SumBlock(0, 200, 400, 600),
+            SumBlock(200, 300, 203, 330),
+            SumBlock(300, 431, 330, 531),
+        ),
+        (SumBlock(0, 65, 0, 65),),
     ],
 )
 @pytest.mark.parametrize("count", [130, 3200, 51200])
 @pytest.mark.parametrize("members", [1, 5])
 def test_every_sum_lies_in_a_tile_and_every_row_in_a_part(wanted, count, members):
-    plan = tall.cut(wanted, count, members, 132)
+    plan = tiling(wanted, count, members, 132)
     assert plan is not None
-    blocks = -(-count // tall.ROWS)
+    blocks = -(-count // outer_products.ROWS)
     assert (plan.splits - 1) * plan.each < blocks <= plan.splits * plan.each
     covered = torch.zeros(1000, 1000, dtype=torch.bool)
     for m, n in plan.tiles:
         assert m % 8 == n % 8 == plan.columns % 8 == 0  # as the parts are swizzled
-        covered[m : m + tall.WIDTH, n : n + plan.columns] = True
+        covered[m : m + outer_products.WIDTH, n : n + plan.columns] = True
     for w in wanted:
         assert covered[w.left : w.left_end, w.right : w.right_end].all()
 
 
 def test_the_transition_of_the_paper_keeps_every_processor_busy():
-    whole = (W(0, 400, 0, 800), W(489, 889, 400, 800), W(400, 488, 0, 800), W(488, 489, 0, 800))
+    whole = (
+        SumBlock(0, 400, 0, 800),
+        SumBlock(489, 889, 400, 800),
+        SumBlock(400, 488, 0, 800),
+        SumBlock(488, 489, 0, 800),
+    )
     for wanted in (DTS, whole):
-        plan = tall.cut(wanted, 51200, 1, 132)
+        plan = tiling(wanted, 51200, 1, 132)
         assert plan is not None
         assert len(plan.tiles) * plan.splits == 132
 
 
 def test_tiles_of_a_matrix_are_even():
     for columns in (8, 64, 88, 136, 137, 400, 800, 1000):
-        for widest in (rows.WIDEST, rows.WIDEST_SHORT):
-            width = rows.tile_width(columns, widest)
+        for widest in (row_products.WIDEST, row_products.WIDEST_SHORT):
+            width = row_products.tile_width(columns, widest)
             assert width % 8 == 0
             assert width <= widest
             assert -(-columns // width) == -(-columns // widest)
@@ -62,16 +76,16 @@ def test_tiles_of_a_matrix_are_even():
 
 def test_no_processor_has_a_round_of_rows_to_itself():
     """200 blocks of rows in four tiles of 200 columns: 66 at once, and two are left over."""
-    assert rows.short_width(800, 200, 1, 132) == 160
-    assert rows.short_width(800, 198, 1, 132) == 200
-    assert rows.short_width(136, 10, 1, 132) == 136
-    assert rows.short_width(800, 200, 30, 132) == 200  # 150 tiles of 160 columns would take two waves
+    assert row_products.short_width(800, 200, 1, 132) == 160
+    assert row_products.short_width(800, 198, 1, 132) == 200
+    assert row_products.short_width(136, 10, 1, 132) == 136
+    assert row_products.short_width(800, 200, 30, 132) == 200  # 150 tiles of 160 columns would take two waves
 
 
 def test_shared_memory_suffices_for_every_tile():
-    assert all(tall.shared(columns) <= planning.SHARED_LIMIT for columns in tall.TILES)
-    assert rows.shared(rows.WIDEST_SHORT, rows.SHORT) <= planning.SHARED_LIMIT
-    assert rows.shared(rows.WIDEST, 10**4) <= planning.SHARED_LIMIT
+    assert all(outer_products.shared(columns) <= SHARED_LIMIT for columns in outer_products.TILES)
+    assert row_products.shared(row_products.WIDEST_SHORT, row_products.SHORT) <= SHARED_LIMIT
+    assert row_products.shared(row_products.WIDEST, 10**4) <= SHARED_LIMIT
 
 
 # ---- the sources, emulated
@@ -84,29 +98,44 @@ def emulated(monkeypatch, tmp_path):
 
     @lru_cache
     def tall_kernels(columns, device):
-        shared = {"split_columns": 2 * 128 * 128, "outer": tall.shared(columns), "collect": 0}
-        return [Blocks(tmp_path, "tall.cu", n, tall.macros(columns), b) for n, b in shared.items()]
+        shared = {"split_columns": 2 * 128 * 128, "outer": outer_products.shared(columns), "collect": 0}
+        return [
+            Blocks(tmp_path, "gemm/outer_products.cu", n, outer_products.macros(columns), b)
+            for n, b in shared.items()
+        ]
 
     @lru_cache
     def row_kernels(width, inner, device):
-        short = inner <= rows.SHORT
-        source, split = ("entry.cu", "split") if short else ("rows.cu", "split_matrix")
-        given = rows.macros(width, inner), rows.shared(width, inner)
+        short = inner <= row_products.SHORT
+        source, split = ("gemm/short_rows.cu", "split") if short else ("gemm/long_rows.cu", "split_matrix")
+        given = row_products.macros(width, inner), row_products.shared(width, inner)
         return [Blocks(tmp_path, source, name, *given) for name in (split, "rows_times")]
 
-    monkeypatch.setattr(tall, "kernels", tall_kernels)
-    monkeypatch.setattr(rows, "kernels", row_kernels)
-    for module in (tall, rows):
-        monkeypatch.setattr(module, "device_of", lambda index: planning.Device(processors=4))
-    for cached in (tall.cut, tall._layout):
+    monkeypatch.setattr(outer_products, "kernels", tall_kernels)
+    monkeypatch.setattr(row_products, "kernels", row_kernels)
+    for module in (outer_products, row_products):
+        monkeypatch.setattr(module, "device_of", lambda index: Device(processors=4))
+    for cached in (tiling, outer_products._layout):
         cached.cache_clear()
     yield
-    for cached in (tall.cut, tall._layout):
+    for cached in (tiling, outer_products._layout):
         cached.cache_clear()
+
+
+def previous(h, first, marks):
+    """States as each step saw them."""
+    seen = torch.cat([first.unsqueeze(-3), h[..., :-1, :, :]], -3)
+    return seen if marks is None else seen.masked_fill(marks.unsqueeze(-1), 0)
+
+
+def outer_sums(left, right, marks, wanted):
+    sums = OuterProducts(left, right.shape[-1], marks, wanted)
+    sums.split_left()
+    return sums.finish(right)
 
 
 def sums_and_truth(steps, batch, members, width, right, reset, device="cpu"):
-    """What `outer_sums` finds and the same in float64: previous states, inputs, ones; columns of every size."""
+    """What `OuterProducts` finds and the same in float64: previous states, inputs, ones; columns of every size."""
     scale = 10.0 ** torch.randint(-6, 6, (right,), device=device)
     d = torch.randn(members, steps, batch, right, device=device) * scale
     d[..., 3] = 0
@@ -115,9 +144,13 @@ def sums_and_truth(steps, batch, members, width, right, reset, device="cpu"):
     h, x = (torch.rand(members, steps, batch, n, device=device) for n in (width, 7))
     h0 = torch.randn(members, batch, width, device=device)
     marks = torch.rand(members, steps, batch, device=device) < 0.2 if reset else None
-    wanted = (W(0, width, 0, right), W(width, width + 7, 8, right), W(width + 7, width + 8, 0, right))
-    found = tall.outer_sums([tall.Left(h, h0), tall.Left(x), tall.Left(None)], d, marks, wanted)
-    before = gradients.previous_states(h, h0, marks).double()
+    wanted = (
+        SumBlock(0, width, 0, right),
+        SumBlock(width, width + 7, 8, right),
+        SumBlock(width + 7, width + 8, 0, right),
+    )
+    found = outer_sums([Left(h, h0), Left(x), Left(None)], d, marks, wanted)
+    before = previous(h, h0, marks).double()
     sides = (before, x.double(), torch.ones_like(x[..., :1]).double())
     truth, sizes = [], []
     for w, side in zip(wanted, sides, strict=True):
@@ -129,27 +162,27 @@ def sums_and_truth(steps, batch, members, width, right, reset, device="cpu"):
 
 @pytest.mark.parametrize(("columns", "right", "reset"), [(168, 171, True), (64, 100, False)])
 def test_emulated_sums_over_rows(columns, right, reset, emulated, monkeypatch):
-    monkeypatch.setattr(tall, "TILES", range(columns, columns + 1))
+    monkeypatch.setattr(outer_products, "TILES", range(columns, columns + 1))
     found, truth, sizes = sums_and_truth(13, 11, 1 if reset else 2, 20, right, reset)
     for f, t, s in zip(found, truth, sizes, strict=True):
         assert float(((f - t).abs() / s.clamp_min(1e-30)).max()) < 3e-7
 
 
-def test_emulated_sums_are_added_to_those_of_another_stretch(emulated):
+def test_emulated_sums_are_added_to_those_of_another_chunk(emulated):
     h, d, h0 = torch.rand(1, 20, 9, 20), torch.randn(1, 20, 9, 70), torch.randn(1, 9, 20)
-    wanted = [W(0, 20, 0, 70)]
-    later = tall.Sums([tall.Left(h[:, 8:], h[:, 7])], 70, None, wanted, free=3)
-    earlier = tall.Sums([tall.Left(h[:, :8], h0)], 70, None, wanted, onto=later)
+    wanted = [SumBlock(0, 20, 0, 70)]
+    later = OuterProducts([Left(h[:, 8:], h[:, 7])], 70, None, wanted, free=3)
+    earlier = OuterProducts([Left(h[:, :8], h0)], 70, None, wanted, onto=later)
     for sums in (later, earlier):
-        sums.cut_left()
+        sums.split_left()
     later.finish(d[:, 8:].contiguous())
     (found,) = earlier.finish(d[:, :8].contiguous())
-    before = gradients.previous_states(h, h0, None).double()
+    before = previous(h, h0, None).double()
     truth = d.double().flatten(1, 2).mT @ before.flatten(1, 2)
     assert float((found - truth).norm() / truth.norm()) < 1e-6
     whole, alone = (
-        tall.outer_sums([tall.Left(h, h0)], d, None, wanted)[0],
-        tall.outer_sums([tall.Left(h[0], h0[0])], d[0], None, wanted)[0],
+        outer_sums([Left(h, h0)], d, None, wanted)[0],
+        outer_sums([Left(h[0], h0[0])], d[0], None, wanted)[0],
     )
     assert torch.equal(whole[0], alone)
 
@@ -165,17 +198,40 @@ def test_emulated_rows_times_a_matrix(count, inner, columns, turned, emulated):
     matrix = torch.randn(2, columns, inner) * 10.0 ** torch.randint(-3, 3, (columns, 1))
     matrix = matrix.mT.contiguous().mT if turned else matrix
     bias = None if turned else torch.randn(2, columns)
-    found = rows.rows_times(x, matrix, bias)
+    found = row_products.rows_times(x, matrix, bias)
     truth, size = x.double() @ matrix.double().mT, x.double().abs() @ matrix.double().abs().mT
     if bias is not None:
         truth, size = truth + bias.double().unsqueeze(1), size + bias.abs().unsqueeze(1)
     assert float(((found - truth).abs() / size.clamp_min(1e-30)).max()) < 3e-7
-    alone = rows.rows_times(x[1], matrix[1], None if bias is None else bias[1])
+    alone = row_products.rows_times(x[1], matrix[1], None if bias is None else bias[1])
     assert torch.equal(alone, found[1])
     if bias is not None:
         one = bias[0, :1].expand(columns)
-        expanded, copied = (rows.rows_times(x[1], matrix[1], b) for b in (one, one.contiguous()))
+        expanded, copied = (row_products.rows_times(x[1], matrix[1], b) for b in (one, one.contiguous()))
         assert torch.equal(expanded, copied)
+
+
+@pytest.mark.parametrize("name", ["dts3", "lstm", "highway"])
+def test_emulated_sums_are_the_gradients_of_every_matrix(name, emulated, monkeypatch):
+    """With the sums of the input and the biases, where its product is taken in one with the loop."""
+    monkeypatch.setattr(outer_products, "TILES", range(64, 65))
+    own = adjoint(cells_by_hand.by_name(8)[name])
+    sizes = [own.cell.stages[o.stage].size for o in own.cell.outputs]
+    stored, delta, x = (
+        [torch.rand(9, 5, n) for n in sizes],
+        torch.randn(9, 5, own.width),
+        torch.randn(9, 5, 6),
+    )
+    states = [torch.randn(5, n) for n in own.cell.states]
+    matrices = [torch.empty(shape) for shape in own.cell.matrices]
+    inputs = Inputs(None, states, matrices, [], [], torch.rand(9, 5) < 0.2)
+    sums = weight_sums.WeightSums(own, stored, inputs, x, with_bias=True)
+    sums.start()
+    loop, (d_U, d_b) = sums.finish(delta)
+    entry = delta[..., : own.cell.entry_width].flatten(0, 1)
+    pairs = [*zip(assembled(own, loop), matrix_gradients(own, delta, stored, inputs), strict=True)]
+    for found, truth in (*pairs, (d_U, entry.mT @ x.flatten(0, 1)), (d_b, entry.sum(0))):
+        torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-4)
 
 
 # ---- on a GPU
@@ -196,7 +252,7 @@ def test_sums_over_rows_are_as_accurate_as_fp32(steps, batch, members, width, ri
 @GPU
 def test_the_same_sums_twice_are_the_same_bits():
     d, h, h0 = (torch.randn(1, *s, device="cuda") for s in ((200, 64, 800), (200, 64, 400), (64, 400)))
-    one, other = (tall.outer_sums([tall.Left(h, h0)], d, None, [W(0, 400, 0, 800)])[0] for _ in range(2))
+    one, other = (outer_sums([Left(h, h0)], d, None, [SumBlock(0, 400, 0, 800)])[0] for _ in range(2))
     assert torch.equal(one, other)
 
 
@@ -208,7 +264,7 @@ def test_rows_times_a_matrix_is_as_accurate_as_fp32(count, inner, columns):
     x = torch.randn(2, count, inner, device="cuda") * 10.0 ** torch.randint(-6, 6, (count, 1), device="cuda")
     matrix, bias = torch.randn(2, columns, inner, device="cuda"), torch.randn(2, columns, device="cuda")
     for added in (None, bias):
-        found = rows.rows_times(x, matrix, added)
+        found = row_products.rows_times(x, matrix, added)
         truth, size = x.double() @ matrix.double().mT, x.double().abs() @ matrix.double().abs().mT
         if added is not None:
             truth, size = truth + added.double().unsqueeze(1), size + added.abs().double().unsqueeze(1)

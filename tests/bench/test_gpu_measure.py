@@ -12,12 +12,13 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import gpu_kernels  # noqa: E402
 import gpu_measure  # noqa: E402
 import gpu_stages  # noqa: E402
 import kernel_tables  # noqa: E402
 
 from deeprnn.backends import cpu  # noqa: E402
-from deeprnn.backends.cuda import launch, nvrtc  # noqa: E402
+from deeprnn.backends.cuda import nvrtc  # noqa: E402
 
 
 def lines(folder: Path) -> list[dict]:
@@ -46,7 +47,7 @@ def test_no_row_begins_after_the_time(tmp_path):
 
 def test_a_stage_that_hangs_is_ended(tmp_path, monkeypatch):
     class Arguments:
-        out, device, tiny = tmp_path, "cpu", True
+        out, device, tiny, commit = tmp_path, "cpu", True, None
 
     monkeypatch.setattr(gpu_measure, "GRACE", 0.0)
     gpu_measure.run_stage(Arguments(), "curves", 0.05)  # type: ignore[arg-type]
@@ -54,13 +55,8 @@ def test_a_stage_that_hangs_is_ended(tmp_path, monkeypatch):
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch):
-    right = cpu.unroll
-
-    def wrong(*args):
-        h, z = right(*args)
-        return h * 1.001, z
-
-    monkeypatch.setattr(cpu, "unroll", wrong)
+    right = cpu.BACKEND.forward
+    monkeypatch.setattr(cpu.BACKEND, "forward", lambda *a: [x * 1.001 for x in right(*a)])
     row = gpu_stages.curve_row(gpu_stages.points(tiny=True)[0], "cpu")
     assert "off by" in row["failed"]
     assert "train_us" not in row
@@ -68,19 +64,30 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
 
 def test_every_kernel_that_is_measured_is_compiled_beforehand(monkeypatch):
     compiled = []
-    for name in ("Kernel", "device_of"):  # what compile_point replaces in its own process
-        monkeypatch.setattr(launch, name, getattr(launch, name))
-    launch.kernel_of.cache_clear()
-    launch.prepared.cache_clear()
-    monkeypatch.setattr(nvrtc, "cubin", lambda source, macros, arch: compiled.append(source) or b"")
+    monkeypatch.setattr(nvrtc, "cubin", lambda source, *_: compiled.append(source) or b"")
     keys = gpu_measure.needed()
     wanted = {(p.hidden, p.depth, p.batch, p.members, p.precision) for p in gpu_stages.points()}
     assert wanted <= {key[:5] for key in keys}
-    failure, _ = gpu_measure.compile_point(gpu_measure.TRAINING[0])
-    assert failure == ""
-    assert {"cluster.cu", "update.cu"} <= set(compiled)
-    launch.kernel_of.cache_clear()
-    launch.prepared.cache_clear()
+    for key, sources in {
+        gpu_measure.TRAINING[0]: {"recurrence/cluster.cu", "training/update.cu"},
+        (400, 2, 64, 1, "fp32", False, "both"): {"recurrence/tensor_core.cu", "recurrence/max_abs_scan.cu"},
+        (800, 2, 16, 1, "fp32", False, "both"): {"recurrence/whole_card.cu"},
+        (2000, 2, 16, 1, "fp32", False, "both"): {"stepwise/stepwise.cu"},
+    }.items():
+        compiled.clear()
+        failure, _ = gpu_measure.compile_point(key)
+        assert failure == ""
+        assert set(compiled) == sources
+
+
+def test_a_shape_of_every_kernel_can_be_swept(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(nvrtc, "cubin", lambda source, *_: compiled.append(source) or b"")
+    monkeypatch.setattr(gpu_kernels, "WORK", {name: work[:1] for name, work in gpu_kernels.WORK.items()})
+    shapes = list(gpu_kernels.shapes(list(gpu_kernels.KERNELS), best=1))
+    assert [shape.backward for shape in shapes] == [False, True] * 3
+    assert all(gpu_kernels.compile_one(shape) is None for shape in shapes)
+    assert [Path(source).stem for source in compiled] == [shape.kernel for shape in shapes]
 
 
 def measured() -> dict:

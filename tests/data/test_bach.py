@@ -7,8 +7,8 @@ import pytest
 
 from deeprnn.data import SPLITS, Grid, load
 from deeprnn.data.bach import TICKS, corpus_folder, parse_chorales, read_score, split_of
-from deeprnn.data.quantise import key_of
 from deeprnn.data.splitting import duplicates_across_splits
+from deeprnn.data.transposing import key_of
 
 pytest.importorskip("music21")
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import tomllib
 
 import numpy as np
 import pytest
 
 from deeprnn.cli import main
 from deeprnn.data import Grid, load, sources
-from deeprnn.data.show import roll_as_text
+from deeprnn.data.show import choose_song, roll_as_text
+from deeprnn.generation.primers import read_primer, run_data
 from tests.data.makers import midi_file, note_track, npz_bytes
 from tests.helpers import benchmark_data
+from tests.small_runs import small_run
 
 pytest.importorskip("tyro")
 pytest.importorskip("rich")
@@ -111,6 +114,64 @@ def test_import_as_json(capsys, songs):
     assert found["frames"] == {"train": 8, "valid": 8, "test": 8}
 
 
+def run_of(capsys, folder, out, *options):
+    """Train a very small model for an epoch; its recipe's data part, and what was printed."""
+    small = ("--model.hidden", "4", "--model.intermediate", "4", "--model.output_hidden", "4")
+    out = ("--out", str(out), "--name", "x", "--device", "cpu")
+    status = main(["train", str(folder), *small, "--stop.epochs", "1", *out, *options])
+    return status, capsys.readouterr()
+
+
+def test_train_reads_files_as_import_does_and_says_what_that_lost(capsys, songs, tmp_path):
+    options = ("--steps-per-beat", "2", "--low", "61", "--high", "90", "--transpose")
+    status, shown = run_of(capsys, songs, tmp_path / "runs", *options)
+    assert status == 0
+    assert "3 files: 4 / 4 / 4 frames to train, validate and test on" in shown.out
+    assert "of 6 notes on the grid: 3 moved, 1 out of range" in shown.out
+    recipe = tomllib.loads((tmp_path / "runs" / "x" / "recipe.toml").read_text())["data"]
+    assert (recipe["steps_per_beat"], recipe["low"], recipe["high"]) == (2, 61, 90)
+    assert recipe["transpose"] is True
+
+
+def test_train_keeps_drums_when_asked(capsys, tmp_path):
+    pytest.importorskip("symusic")
+    for i, split in enumerate(("train", "valid", "test")):
+        content = midi_file([note_track([(0, Q, 60 + i)]), note_track([(0, 4 * Q, 36)], channel=9)])
+        (tmp_path / f"{split}.mid").write_bytes(content)
+    assert "4 / 4 / 4 frames" in run_of(capsys, tmp_path, tmp_path / "runs")[1].out
+    assert "16 / 16 / 16 frames" in run_of(capsys, tmp_path, tmp_path / "more", "--drums")[1].out
+
+
+def test_a_set_that_is_what_it_is_takes_no_grid(capsys, tmp_path):
+    benchmark_data()
+    status, shown = run_of(capsys, "jsb", tmp_path, "--steps-per-beat", "2")
+    assert status == 2
+    assert "data.steps_per_beat=2 is for people's own files and bach" in shown.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["a" * 20, "ab", "a\nb\nc\nd"])
+def test_too_little_text_is_one_sentence_and_leaves_no_run_behind(capsys, tmp_path, text):
+    (tmp_path / "tiny.txt").write_text(text)
+    status, shown = run_of(capsys, tmp_path / "tiny.txt", tmp_path / "runs")
+    assert status == 2
+    assert "too little" in shown.err
+    assert shown.err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_text_with_too_little_to_test_on_is_trained_on(capsys, tmp_path):
+    (tmp_path / "short.txt").write_text(
+        "a " * 15 + "b"
+    )  # cut between words, which leaves one letter for the end
+    status, shown = run_of(capsys, tmp_path / "short.txt", tmp_path / "runs")
+    assert status == 0, shown.err
+    assert "28 / 2 / 1 symbols" in shown.out
+    result = json.loads((tmp_path / "runs" / "x" / "run.json").read_text())["result"]
+    assert "valid" in result
+    assert "test" not in result
+
+
 def test_import_of_words(capsys, tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("to be or not to be\n" * 30)
@@ -173,6 +234,20 @@ def bad_files():
     }
 
 
+def test_songs_are_counted_from_one_as_primers_are(capsys, songs):
+    run = small_run("music")
+    data = run_data(run)
+    for number in range(1, 1 + len(data.splits["train"])):
+        chosen = choose_song(data, "train", number)
+        assert (read_primer(run, f"train:{number}", length=len(chosen)) == chosen).all()
+    assert (
+        "songs, test:1, test/2.mid"
+        in run_json(capsys, "data", "show", str(songs), "--split", "test", "--json")["title"]
+    )
+    assert main(["data", "show", str(songs), "--index", "0"]) == 2
+    assert "songs has songs 1 to 1 in train: 0 is not among them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", bad_files())
 @pytest.mark.parametrize("command", ["import", "show"])
 def test_a_bad_file_is_one_line_on_stderr_and_status_2(capsys, tmp_path, monkeypatch, command, name):
@@ -209,7 +284,8 @@ def test_offline_the_error_says_what_to_do(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("deeprnn.data.download.RETRIES", 0)
     assert main(["data", "get", "jsb"]) == 2
     message = capsys.readouterr().err
-    assert "the connection failed" in message
+    assert "1 attempt: no connection was made" in message
+    assert message.startswith("jsb: fetching http://127.0.0.1:9/music/JSB_Chorales.mat\n"), "said at once"
     assert str(tmp_path / "cache" / "music" / "JSB_Chorales.mat") in message
 
 

@@ -153,10 +153,14 @@ def test_a_busy_server_is_asked_again_and_a_missing_file_is_not(server, tmp_path
     assert len(server.ranges) == 4
 
 
-def test_no_server_at_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "RETRIES", 1)
-    with pytest.raises(UserError, match="2 attempts: the connection failed"):
-        download.fetch("http://127.0.0.1:9/file", tmp_path / "file", DIGEST)
+def test_without_a_network_it_says_what_it_does_and_gives_up_soon(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(download.time, "sleep", lambda seconds: done.append(seconds))
+    with pytest.raises(UserError, match=r"2 attempts: no connection was made .* put the file at"):
+        download.fetch("http://127.0.0.1:9/file", tmp_path / "file", DIGEST, tell=done.append)
+    assert done[0] == "fetching http://127.0.0.1:9/file"
+    assert done[1].startswith("no connection was made")
+    assert done[2:] == [download.PAUSE], "one short wait, told before it begins"
 
 
 def test_only_web_addresses_are_fetched(tmp_path):

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deeprnn.data.midi import Grid, midi_bytes_to_song
-from deeprnn.data.quantise import key_of, render, to_common_tonic, transpose
+from deeprnn.data.quantise import render
+from deeprnn.data.transposing import key_of, to_common_tonic, transpose
 from deeprnn.errors import UserError
 from tests.data.makers import midi_file, mutations, note_track, tempo
 

@@ -26,7 +26,7 @@ plain = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.tuples(inner, inner)
-        | st.dictionaries(st.text(max_size=5) | st.integers(0, 9), inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
     max_leaves=12,
 )
@@ -92,7 +92,17 @@ def test_everything_else_is_refused_with_a_reason(data, reason):
 
 
 def test_a_claimed_memo_of_billions_takes_no_memory():
-    assert loads(b"\x80\x02K\x05r\xff\xff\xff\x7f.") == 5
+    with pytest.raises(UserError, match="object 2147483647 is numbered where 0 comes next"):
+        loads(b"\x80\x02K\x05r\xff\xff\xff\x7f.")
+
+
+def test_memos_counted_from_one_as_python_2_wrote_them():
+    assert loads(b"\x80\x02]q\x01(h\x01K\x05e.")[1] == 5
+
+
+def test_numbers_of_thousands_of_digits_are_refused():
+    with pytest.raises(UserError, match="instruction LONG4"):
+        loads(pickle.dumps(2**3000, 2))
 
 
 def test_a_claimed_string_of_gigabytes_is_damage():
@@ -106,7 +116,7 @@ def test_one_song_listed_a_million_times_is_counted_before_it_is_built(tmp_path)
     path = tmp_path / "many.pickle"
     path.write_bytes(pickle.dumps(content, 2))
     assert path.stat().st_size < 1_000_000
-    with pytest.raises(UserError, match="DEEPRNN_MAX_BYTES"):
+    with pytest.raises(UserError, match="DEEPRNN_MAX_MEMORY"):
         load_pickle(path)
 
 

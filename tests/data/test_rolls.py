@@ -203,11 +203,28 @@ def test_json_of_midi_numbers(tmp_path):
     assert data.splits["valid"].frames == 2
 
 
+def test_json_may_say_more_than_songs_and_in_any_order(tmp_path):
+    content = {"about": {"by": ["me", 1]}, "test": [[61]], "valid": [], "train": [[], [[60]]]}
+    data = load_json(write(tmp_path, "x.json", json.dumps(content, indent=4).encode("utf-8-sig")))
+    assert {split: songs.lengths.tolist() for split, songs in data.splits.items()} == {
+        "train": [0, 1],
+        "valid": [],
+        "test": [1],
+    }
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"{", "not readable JSON"),
-        (b"[" * 100_000, "not readable JSON"),
+        (b"[" * 100_000, "holds a list; expected splits"),
+        (b'{"train": [' + b"[" * 100_000, "a frame is no list of numbers|does not end"),
+        (b'{"train": [[' + b"[" * 4000 + b"]", "a frame is no list of numbers"),
+        (b'{"train": [[60 61]]}', "',' was expected"),
+        (b'{"train": [[60}]}', "frame|expected"),
+        (b'{"train": [], } ', "quotation marks"),
+        (b'{"train": [[[60]]], "valid": [], "test": []} more', "nothing more was expected"),
+        (b'{"about": [1, {"a": 2}, "train": []}', "the entry 'about'"),
         (b"[]", "expected splits"),
         (b'{"train": []}', "lacks valid, test"),
         (b'{"train": 3, "valid": [], "test": []}', "expected a list"),

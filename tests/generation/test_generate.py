@@ -13,7 +13,7 @@ from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.generation import generate
 from deeprnn.generation.generate import sample_music, sample_text, stream_music, stream_symbols
-from deeprnn.generation.one_step import FewRows, can_serve, fastest_step
+from deeprnn.generation.one_step import ALONE, FewRows, Product, can_serve, fastest_step
 from deeprnn.generation.outputs import Music, Text, numbered, spell
 from deeprnn.generation.sampling import BLOCK
 from deeprnn.model.models import SequenceModel, assemble, build
@@ -131,12 +131,14 @@ def test_max_notes_keeps_the_likeliest():
             assert (f == h).all()
 
 
-def test_temperature_zero_is_the_likeliest_and_low_is_near_it():
+def test_temperature_zero_is_the_likeliest_notes_as_many_as_are_expected():
     model = music_model()
     frames, _ = next(stream_music(model, length=1, temperature=0.0, seed=0))
     with torch.no_grad():
         logits = model.step(torch.zeros(1, KEYS))[0][0]
-    assert (frames[0] == (logits > 0).numpy()).all()
+    expected = round(float(torch.sigmoid(logits).sum()))
+    assert frames[0].sum() == expected > 0
+    assert set(np.flatnonzero(frames[0])) == set(logits.topk(expected).indices.tolist())
     rolls = sample_music(model, 20, temperature=0.0, seed=1), sample_music(model, 20, temperature=0.0, seed=2)
     assert (rolls[0][0] == rolls[1][0]).all()
 
@@ -145,6 +147,7 @@ def test_temperature_zero_is_the_likeliest_and_low_is_near_it():
     ("options", "words"),
     [
         ({"length": -1}, "length=-1"),
+        ({"length": 0}, "length=0 must be from 1"),
         ({"count": 0}, "count=0"),
         ({"seed": -3}, "seed=-3"),
         ({"temperature": -0.1}, "temperature=-0.1"),
@@ -185,10 +188,6 @@ def test_a_long_primer_is_heard_in_parts(monkeypatch):
     assert parts == [int(ids[0]) for ids in stream_symbols(model, length=6, seed=1, primer=primer)]
 
 
-def test_music_of_no_length_is_empty():
-    assert sample_music(music_model(), 0)[0].shape == (0, KEYS)
-
-
 def test_text_streams_and_repeats_with_its_seed():
     model = text_model(len(LETTERS))
     stream = sample_text(model, LETTERS, length=50, seed=1)
@@ -227,6 +226,17 @@ def test_top_k_and_top_p_leave_the_likeliest():
     assert set(ids.tolist()) == set(order[:needed].tolist())
     ids = next(stream_symbols(model, length=1, count=200, seed=0, top_p=1e-9))
     assert set(ids.tolist()) == {int(order[0])}
+    both = next(stream_symbols(model, length=1, count=800, seed=0, top_k=3, top_p=0.5))
+    assert set(both.tolist()) == set(order[: min(3, needed)].tolist())
+
+
+def test_top_p_looks_further_than_the_likeliest_where_it_must(monkeypatch):
+    model = text_model(len(LETTERS))
+    plain = np.concatenate(list(stream_symbols(model, length=30, count=20, seed=0, top_p=0.9)))
+    monkeypatch.setattr("deeprnn.generation.sampling.FEW", 2)
+    assert (
+        plain == np.concatenate(list(stream_symbols(model, length=30, count=20, seed=0, top_p=0.9)))
+    ).all()
 
 
 def test_avoided_symbols_never_come():
@@ -267,6 +277,16 @@ def test_words_are_spelled_with_spaces_and_lines():
     assert "".join(spell([2, 3], WORDS, "word", after=[3, 0])) == "the cat"
 
 
+def test_music_has_no_more_notes_at_once_than_the_data_unless_asked():
+    run = fake_run("music")
+    free = generate.from_run(run, seed=1, length=40)  # type: ignore[arg-type]
+    run.info["data"]["most_notes"] = 2
+    held = generate.from_run(run, seed=1, length=40)  # type: ignore[arg-type]
+    asked = generate.from_run(run, seed=1, length=40, max_notes=KEYS)  # type: ignore[arg-type]
+    assert max(roll.sum(1).max() for roll in held) == 2 < max(roll.sum(1).max() for roll in free)
+    assert (free[0] == asked[0]).all()
+
+
 def test_music_from_a_run_in_one_line_and_its_files(tmp_path: Path):
     music = generate.from_run(fake_run("music"), seed=1, length=16, count=2, tempo=120)  # type: ignore[arg-type]
     assert isinstance(music, Music)
@@ -281,8 +301,23 @@ def test_music_from_a_run_in_one_line_and_its_files(tmp_path: Path):
         music.save(tmp_path / "x", formats=["ogg"])
 
 
-def test_music_default_length_is_sixteen_bars():
-    assert len(generate.from_run(fake_run("music"))[0]) == 64 * 2  # type: ignore[arg-type]
+def test_music_is_of_sixteen_bars_and_ends_where_it_comes_to_rest(monkeypatch):
+    cut = generate.from_run(fake_run("music"), ending="cut", count=2)  # type: ignore[arg-type]
+    assert [len(piece) for piece in cut] == [64 * 2] * 2
+
+    def at_frame_100(roll, grid, given):
+        assert (grid, given) == (Grid(steps_per_beat=2, low=60, high=71), 0)
+        return np.concatenate([roll[:101], roll[100:101].repeat(7, 0)]), 100
+
+    monkeypatch.setattr(generate, "end_at_cadence", at_frame_100)
+    ended = generate.from_run(fake_run("music"), count=2)  # type: ignore[arg-type]
+    for whole, piece, p, q in zip(cut, ended, cut.probabilities, ended.probabilities, strict=True):
+        assert (piece[:101] == whole[:101]).all()
+        assert (q[:101] == p[:101]).all()
+        assert (q[101:] == piece[101:]).all()  # held, not drawn
+        assert len(piece) == len(q) == 108
+    with pytest.raises(UserError, match="ending='soft' is unknown: use cadence or cut"):
+        generate.from_run(fake_run("music"), ending="soft")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["char", "word"])
@@ -371,10 +406,24 @@ def test_the_quick_step_equals_the_models(shape: dict, output: str):
 )  # fmt: skip
 def test_other_models_take_the_models_own_step(shape: dict):
     model = build(assemble(input_size=KEYS, output_size=KEYS, **shape), seed=0).eval()
-    assert not can_serve(model.spec)
+    assert not can_serve(model)
     assert fastest_step(model) == model.step
     assert sample_music(model, 4, seed=0)[0].shape == (4, KEYS)
-    assert fastest_step(music_model().double()) != FewRows
+
+
+def test_double_precision_takes_the_models_own_step():
+    assert isinstance(fastest_step(music_model()), FewRows)
+    double = music_model().double()
+    assert fastest_step(double) == double.step
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (400, 163), (400, 1000), (70_000, 2)])
+def test_products_of_few_rows_are_cut_to_what_one_thread_takes(shape: tuple[int, int]):
+    rng = np.random.default_rng(0)
+    x, W = rng.random((BLOCK, shape[0]), np.float32), rng.random(shape, np.float32)
+    product = Product(W)
+    assert np.allclose(product(x), x @ W, rtol=1e-5)
+    assert all(BLOCK * part.size <= ALONE or part.shape[1] == 1 for part in product.parts)
 
 
 def test_sampling_leaves_the_model_as_it_was():
@@ -382,12 +431,3 @@ def test_sampling_leaves_the_model_as_it_was():
     before = {name: p.clone() for name, p in model.named_parameters()}
     sample_music(model, 10, seed=0, count=5)
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
-
-
-def test_thousands_of_frames_a_second():
-    import time
-
-    model = build(assemble(input_size=88, output_size=88, hidden_sizes=(200,)), seed=0).eval()
-    begin = time.perf_counter()
-    sample_music(model, 250, count=16)
-    assert 16 * 250 / (time.perf_counter() - begin) > 1000  # far more when nothing else runs

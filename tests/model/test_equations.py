@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -146,4 +144,6 @@ def test_the_log_probability_of_a_sequence_is_the_sum_of_its_steps():
 
 @pytest.mark.parametrize(("tau", "rate"), [(0, 1.0), (100, 1.0), (100 + 2330, 0.5), (100 + 3 * 2330, 0.25)])
 def test_learning_rate(tau, rate):
-    assert math.isclose(equations.learning_rate(tau, tau_0=100, beta=2330), rate)
+    now, tau_0 = torch.tensor(float(tau)), torch.tensor(100.0)
+    assert equations.learning_rate(now, tau_0, beta=2330).item() == pytest.approx(rate)
+    assert equations.learning_rate(now, tau_0, beta=2330, eta=3.0).item() == pytest.approx(3 * rate)

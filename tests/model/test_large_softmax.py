@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from deeprnn.backends import nvidia
+from deeprnn.backends.cuda.device import nvidia
 from deeprnn.model import large_softmax
 from deeprnn.model.large_softmax import linear_cross_entropy
 from deeprnn.model.losses import categorical_nll
@@ -144,7 +144,7 @@ def emulated(monkeypatch, tmp_path):
 
     def kernel(classes, device):
         macros = {"CLASSES": classes, "ITEMS": -(-classes // large_softmax.THREADS)}
-        return Small(tmp_path, "softmax.cu", "softmax_gradient", macros)
+        return Small(tmp_path, "training/softmax.cu", "softmax_gradient", macros)
 
     monkeypatch.setattr(large_softmax, "_kernel", lru_cache(kernel))
     monkeypatch.setattr(large_softmax, "_has_kernel", lambda h, classes: True)

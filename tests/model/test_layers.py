@@ -18,8 +18,8 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 from deeprnn import DeepRNN
-from deeprnn.backends import TransitionSpec, choose
-from deeprnn.model import units
+from deeprnn.backends.choose import choose
+from deeprnn.cells.deep_transition import DeepTransition
 
 T, B, I, H = 5, 3, 4, 6
 DOUBLE = {"dtype": torch.float64}
@@ -203,11 +203,10 @@ def test_gradients_to_second_order(name, backend):
     assert gradgradcheck(function, leaves, fast_mode=True)
 
 
-def test_auto_takes_the_fast_backend_where_it_can_serve(monkeypatch):
-    monkeypatch.setitem(units.ELEMENTWISE, "gelu", nn.functional.gelu)
-    case = TransitionSpec((5, 6), ("tanh", "tanh"), (False, True))
-    assert choose(case, "cpu", torch.float64) == "cpu"
-    assert choose(TransitionSpec((6,), ("gelu",), (False,)), "cpu", torch.float64) == "reference"
+def test_auto_takes_the_fast_backend_where_it_can_serve():
+    case = DeepTransition((5, 6), ("tanh", "tanh"), (False, True))
+    assert choose(case.cell.text, "cpu", torch.float64) == "cpu"
+    assert choose(case.cell.text, "cpu", torch.bfloat16) == "reference"
 
 
 # ---- an ordinary module
@@ -330,16 +329,16 @@ def test_a_unit_of_ones_own():
     ("arguments", "words"),
     [
         ({"input_size": 0}, "input_size.*got 0"),
-        ({"hidden_size": 2.0}, "hidden_size.*got 2.0"),
+        ({"hidden_size": 2.0}, "hidden_size should be of type int, got: float.*2.0"),
         ({"num_layers": 0}, "num_layers.*got 0"),
-        ({"num_layers": True}, "num_layers.*got True"),
+        ({"num_layers": True}, "num_layers.*got: bool.*True"),
         ({"nonlinearity": "sine"}, "nonlinearity.*'sine'"),
         ({"nonlinearity": None}, "nonlinearity.*None"),
         ({"nonlinearity": nn.GELU}, "nonlinearity.*class.*GELU()"),
         ({"nonlinearity": nn.PReLU()}, "nonlinearity.*'PReLU' has parameters"),
         ({"nonlinearity": "lp:2"}, "^nonlinearity 'lp:2'"),
         ({"intermediate_sizes": 3, "intermediate_nonlinearity": "lp"}, "^intermediate_nonlinearity 'lp'"),
-        ({"bias": 1}, "bias.*got 1"),
+        ({"bias": 1}, "bias.*got: int.*1"),
         ({"batch_first": "yes"}, "batch_first.*'yes'"),
         ({"bidirectional": None}, "bidirectional.*None"),
         ({"dropout": 1.5}, "dropout.*got 1.5"),
@@ -370,13 +369,13 @@ def test_a_wrong_setting_is_named_with_its_value(arguments, words):
         ([[0.0]], None, TypeError, "input must be a Tensor.*list"),
         (None, None, TypeError, "NoneType"),
         (torch.zeros(T, B, I, **DOUBLE), None, ValueError, "float64.*float32"),
-        (torch.zeros(T, B, I, dtype=torch.int64), None, ValueError, r"int64.*use input.to\(torch.float32\)$"),
-        (torch.zeros(T, B, I), torch.zeros(B, H), RuntimeError, "h0 should also be 3-D"),
-        (torch.zeros(T, I), torch.zeros(1, B, H), RuntimeError, "h0 should also be 2-D"),
+        (torch.zeros(T, B, I, dtype=torch.int64), None, ValueError, r"int64.*: input.to\(torch.float32\)$"),
+        (torch.zeros(T, B, I), torch.zeros(B, H), RuntimeError, "hx should also be 3-D"),
+        (torch.zeros(T, I), torch.zeros(1, B, H), RuntimeError, "hx should also be 2-D"),
         (torch.zeros(T, B, I), torch.zeros(1, B + 1, H), RuntimeError, r"Expected hidden size \(1, 3, 6\)"),
         (torch.zeros(T, B, I), torch.zeros(2, B, H), RuntimeError, "Expected hidden size"),
-        (torch.zeros(T, B, I), torch.zeros(1, B, H, **DOUBLE), ValueError, "h0 has dtype"),
-        (torch.zeros(T, B, I), [0.0], TypeError, "h0.*list"),
+        (torch.zeros(T, B, I), torch.zeros(1, B, H, **DOUBLE), RuntimeError, "hx has dtype"),
+        (torch.zeros(T, B, I), [0.0], TypeError, "hx.*list"),
     ],
 )
 def test_a_wrong_input_is_named_with_its_value(x, h0, error, words):
@@ -491,6 +490,6 @@ def test_any_shape_runs_or_is_refused(shape, h_shape, dtype, batch_first):
     try:
         output, _ = net(torch.zeros(shape, dtype=dtype), h0)
     except (ValueError, RuntimeError) as error:
-        assert re.search("input|hidden|h0|length", str(error))  # noqa: PT017
+        assert re.search("input|hidden|hx|length", str(error))  # noqa: PT017
     else:
         assert output.shape == (*shape[:-1], 3)

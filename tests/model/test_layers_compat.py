@@ -168,8 +168,6 @@ def test_hx_is_nn_rnns_name_of_the_first_state():
     theirs, mine = pair({"num_layers": 2})
     x, h = draw(T, B, I), draw(2, B, H, seed=1)
     torch.testing.assert_close(mine(x, hx=h)[0], theirs(x, hx=h)[0])
-    with pytest.raises(TypeError, match="h0 and hx"):
-        mine(x, h, hx=h)
 
 
 def test_shapes_come_from_the_meta_device_as_nn_rnns_do():

@@ -453,8 +453,8 @@ def test_sizes_that_do_not_meet_are_refused():
 
 def test_an_asked_for_backend_that_cannot_serve_says_why():
     net, _ = model("dots-star")
-    net.backend = "cpu"
-    with pytest.raises(UserError, match=r"backend 'cpu' has no pooled units .* use 'auto'"):
+    net.backend = "cuda"
+    with pytest.raises(UserError, match=r"backend 'cuda' cannot serve this case: .* move them to a GPU"):
         net(inputs(False))
     net.backend = "auto"
     net(inputs(False))
@@ -478,7 +478,7 @@ def test_the_paper_has_twenty_sizes_and_twenty_three_results():
     assert paper.result("ptb-word", "dots") == 107.5
     assert paper.result("jsb", "dots-star") == 7.92
     assert paper.result("ptb-char", "dots-star") is None
-    assert {c.metric for c in paper.CELLS if c.data == "ptb-char"} == {"bpc"}
+    assert {c.kind for c in paper.CELLS if c.data == "ptb-char"} == {"char"}
 
 
 def test_only_characters_have_rectifiers_in_the_output():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
-from deeprnn import Plus, Predict
+from deeprnn import DeepRNN, Plus, Predict
 from deeprnn.errors import UserError
 from tests.peers import numpy_rnn
 
@@ -277,3 +277,66 @@ def test_an_operator_says_what_it_is(op, words):
 def test_wrong_settings_are_refused(setting):
     with pytest.raises(UserError):
         Plus(3, 4, **setting)
+
+
+@pytest.mark.parametrize(
+    ("settings", "x", "h", "words"),
+    [
+        ({}, (B, I + 1), (B, H), "Plus: x must be (..., 3), got (2, 4)"),
+        ({}, (B, I), (B, H + 1), "Plus: h must be (2, 3), got (2, 4)"),
+        ({}, (B, I), (B + 1, H), "Plus: h must be (2, 3), got (3, 3)"),
+        ({"input_mlp_sizes": (4,)}, (B, I + 1), (B, H), "Plus: x must be (..., 3), got (2, 4)"),
+        (
+            {"symbols": True},
+            (B, I),
+            (B, H),
+            "Plus: x must be integer symbols (...), got torch.float64 of shape (2, 3)",
+        ),
+    ],
+)
+def test_a_step_that_does_not_fit_is_named(settings, x, h, words):
+    with pytest.raises(UserError, match=f"^{re.escape(words)}$"):
+        Plus(I, H, **DOUBLE, **settings)(draw(*x), draw(*h))
+
+
+@pytest.mark.parametrize("name", ["dts", "maxout"])
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((T, B, I + 1), "Plus: x must be (T, B, 3), got (3, 2, 4)"),
+     ((B, I), "Plus: x must be (T, B, 3), got (2, 3): call ⊕ itself for one step")],
+)  # fmt: skip
+def test_a_sequence_that_does_not_fit_is_named(name, shape, words):
+    with pytest.raises(UserError, match=f"^{re.escape(words)}$"):
+        plus(name).unroll(draw(*shape), draw(B, H))
+
+
+def test_a_skip_input_that_does_not_fit_is_named():
+    op, x, h = plus("skip"), draw(B, I), draw(B, H)
+    with pytest.raises(UserError, match="pass it as `skip`"):
+        op(x, h)
+    with pytest.raises(UserError, match=re.escape("Plus: skip must be (..., 2), got (2, 3)")):
+        op(x, h, draw(B, 3))
+
+
+@pytest.mark.parametrize("name", PREDICTS)
+def test_a_state_that_does_not_fit_the_output_is_named(name):
+    with pytest.raises(UserError, match=re.escape("Predict: h must be (..., 3), got (2, 4)")):
+        predict(name)(draw(B, H + 1))
+
+
+def test_one_state_may_serve_a_batch():
+    op, x, h = plus("dts"), draw(B, I), draw(1, H)
+    torch.testing.assert_close(op(x, h), op(x, h.expand(B, H)))
+    torch.testing.assert_close(op(x[0], h[0]), op(x, h)[0])
+
+
+@pytest.mark.parametrize("shortcut", ["last", "all"])
+def test_a_shortcut_with_nothing_to_go_around_is_told(shortcut):
+    words = (
+        f"shortcut='{shortcut}' goes around intermediate layers, and there are none: give intermediate_sizes"
+    )
+    for make in (Plus, DeepRNN):
+        with pytest.warns(UserWarning, match=words) as caught:
+            idle = make(I, H, shortcut=shortcut)
+        assert caught[0].filename == __file__
+        assert [p.shape for p in idle.parameters()] == [p.shape for p in make(I, H).parameters()]

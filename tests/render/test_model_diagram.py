@@ -192,7 +192,7 @@ def test_describe_knows_every_short_name(name):
     ("options", "words"),
     [
         ({}, "--table1"),
-        ({"model": "lstm"}, "'lstm' is neither"),
+        ({"model": "lstn"}, "'lstn' is neither"),
         ({"model": "rnn", "intermediate": (3,)}, "--intermediate"),
         ({"model": "dts", "output_hidden": (3,)}, "--output-hidden"),
         ({"model": "dots", "hidden": (3, 4)}, "one level"),

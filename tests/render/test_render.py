@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import wave
 
 import numpy as np
@@ -102,6 +103,27 @@ def test_sound_is_normalised_and_free_of_clicks(program: int):
     spectrum = np.fft.rfft(sound[:, 0])
     spectrum[np.fft.rfftfreq(len(sound), 1 / 44100) < 12000] = 0
     assert np.abs(np.fft.irfft(spectrum, len(sound))).max() < 2e-3
+
+
+def test_many_long_notes_take_no_more_memory_than_the_sound():
+    roll = np.zeros((4, 88), np.uint8)
+    roll[:, 20:50] = 1
+    tracemalloc.start()
+    sound = synthesise(roll, tempo=8, steps_per_beat=1)  # thirty notes of 30 s
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2.5 * sound.nbytes
+
+
+def test_blocks_join_without_a_seam():
+    """Where blocks begin does not matter: a piece that starts later is the same piece later."""
+    notes = [(0, 200, 57), (20, 150, 64)]
+    now = synthesise(roll_of(*notes, frames=200), tempo=1000)
+    later = synthesise(roll_of(*((t + 64, n, p) for t, n, p in notes), frames=264), tempo=1000)
+    shift = len(later) - len(now)
+    assert len(now) > 2 * 65536
+    assert shift % 65536
+    np.testing.assert_allclose(later[shift:], now, atol=2e-5)
 
 
 def test_high_keys_do_not_alias():

@@ -10,7 +10,6 @@ from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.training.recipe import Recipe
 
-KINDS = {"nottingham": "music", "jsb": "music", "musedata": "music", "ptb-char": "char", "ptb-word": "word"}
 SHAPES: dict[str, dict[str, Any]] = {
     "rnn": {},
     "dts": {"shortcut": "last", "input_to": "all"},
@@ -51,15 +50,15 @@ def entry(
     data: str, model: str, seed: int, test: float, valid: float | None = None, **changes: Any
 ) -> dict[str, Any]:
     """One entry as training writes it."""
-    kind = KINDS[data]
+    kind = paper.KINDS[data]
     reason = changes.pop("reason", "no new best in 20 epochs")
     valid = test if valid is None else valid
     rows = [{"epoch": e, "step": 100 * e, "train": valid + 3 / e - 0.2, "valid": valid + 2 / e, "rate": 1.0,
              "grad_norm": 0.5, "clipped": 0.1, "seconds": 2.0 * e} for e in range(1, 31)]  # fmt: skip
-    key = HEADLINE[kind]
+    key = HEADLINE[kind].key
     return {
         "format": 1, "name": f"{data}-{model}/seed-{seed}", "label": model, "parameters": 1, "seed": seed,
-        "metric": paper.METRICS[data], "paper": None, "version": "0", "commit": "0" * 12,
+        "metric": HEADLINE[kind].name, "paper": None, "version": "0", "commit": "0" * 12,
         "environment": {"device": "cpu"}, "data": {"name": data, "kind": kind}, "model": model,
         "recipe": recipe(data, model, seed, **changes), "finished": "2026-01-01T00:00:00+00:00", "seconds": 60.0,
         "stopped": reason, "epochs": 30, "result": {"best_epoch": 28} | {s: {key: v} for s, v in

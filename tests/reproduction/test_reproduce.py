@@ -7,55 +7,38 @@ import importlib.util
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from deeprnn.cli import main
-from deeprnn.data.music import Grid, MusicData, Songs
 from deeprnn.errors import UserError
 from deeprnn.model import paper
 from deeprnn.reproduction import plan as planning
 from deeprnn.reproduction import run as running
 from deeprnn.reproduction import tables
-from deeprnn.reproduction.entries import identity, read_entry
-from deeprnn.reproduction.job import Place, enter, run_job
+from deeprnn.reproduction.entries import identity, read_entry, record
+from deeprnn.reproduction.job import Place, run_job
 from deeprnn.reproduction.plan import Job, changed, make_plan, recipe_for, wanted
 from deeprnn.reproduction.run import Outcome, Settings, _Runner, reproduce
 from deeprnn.reproduction.times import estimate, makespan, ordered
-from deeprnn.runs import checkpoint
+from deeprnn.runs import checkpoint, ledger
+from deeprnn.runs.folder import Run
 from deeprnn.training.recipe import packaged
 from tests.reproduction.ledger import entry, write
+from tests.reproduction.toys import TINY, made_up_songs, small_songs
 
 ROOT = Path(__file__).parents[2]
-TINY = (
-    "jsb/rnn:model.hidden=6",
-    "jsb/srnn:model.hidden=[6,6]",
-    "jsb/d*:model.hidden=6",
-    "jsb/d*:model.intermediate=5",
-    "jsb/dots:model.output_hidden=4",
-    "data.chunk=8",
-    "stop.epochs=3",
-)
-
-
-def small_songs(seed: int = 0) -> MusicData:
-    draw = np.random.default_rng(seed)
-    rolls = [(draw.random((n, 88)) < 0.05).astype(np.uint8) for n in (20, 13, 9)]
-    splits = {s: Songs.pack(rolls) for s in ("train", "valid", "test")}
-    return MusicData("jsb", splits, Grid(steps_per_beat=1))
 
 
 @pytest.fixture
-def songs(monkeypatch: pytest.MonkeyPatch) -> None:
+def songs() -> Iterator[None]:
     """A made-up `jsb` in place of the benchmark set."""
-    data = small_songs()
-    monkeypatch.setattr(running, "_load", lambda part: data)
-    monkeypatch.setattr(running.sources, "find", lambda name: ())
+    with made_up_songs():
+        yield
 
 
 def settings(folder: Path, *only: str, **more) -> Settings:
@@ -239,23 +222,19 @@ def test_without_a_ledger_one_seed_of_everything_is_expected_to_take_what_it_too
     assert makespan(jobs, 4, "cuda") == pytest.approx(measured["total_s"], rel=0.15)
 
 
-def test_on_a_gpu_four_populations_share_it_with_kernels_planned_for_one(
+def test_on_a_gpu_four_populations_share_it_by_quick_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("deeprnn.training.session.pick_device", lambda name: "cuda")
     place = ["--ledger", str(tmp_path), "--runs", str(tmp_path)]
     assert main(["reproduce", "--plan", "--only", "jsb", *place]) == 0
     assert "6 populations on cuda, 4 at once" in capsys.readouterr().out
-    company: list[int] = []
-    monkeypatch.setattr(running, "expect_company", company.append)
     before = sys.getswitchinterval()
     with running._sharing(Settings(device="cuda", jobs=4)):
-        assert company == [1]
         assert sys.getswitchinterval() == pytest.approx(running.SWITCH)
     assert sys.getswitchinterval() == pytest.approx(before)
-    with running._sharing(Settings(device="cuda", company=3)):
-        assert company[-1] == 3
-    assert company[-1] == 1, "whoever trains afterwards has the card to itself"
+    with running._sharing(Settings(device="cpu", jobs=4)):
+        assert sys.getswitchinterval() == pytest.approx(before)
 
 
 def test_identity_ignores_seed_and_settings_of_absent_layers():
@@ -379,10 +358,10 @@ def test_a_job_cut_off_goes_on_bit_for_bit(tmp_path: Path):
 
 def test_a_finished_entry_is_never_replaced(tmp_path: Path):
     good = entry("jsb", "rnn", 1, 8.3)
-    path = enter(entry("jsb", "rnn", 1, 9.9, reason="cut off when 1 minutes had passed"), tmp_path)
-    assert enter(good, tmp_path) == path
+    path = record(entry("jsb", "rnn", 1, 9.9, reason="cut off when 1 minutes had passed"), tmp_path)
+    assert record(good, tmp_path) == path
     assert read_entry(path).value() == 8.3
-    enter(entry("jsb", "rnn", 1, 7.0), tmp_path)
+    record(entry("jsb", "rnn", 1, 7.0), tmp_path)
     assert read_entry(path).value() == 8.3
 
 
@@ -429,9 +408,23 @@ def test_one_failing_job_costs_the_others_nothing(
     assert outcome.status == 1
 
 
+def test_training_and_reproducing_name_an_entry_alike(tmp_path: Path, songs: None):
+    assert reproduce(settings(tmp_path, "jsb/rnn"), lambda text: None).status == 0
+    (home,) = (tmp_path / "runs").glob("jsb-rnn-*/seed-2")
+    path = record(ledger.entry(Run(home)), tmp_path / "other")
+    assert path.name in {p.name for p in (tmp_path / "ledger").iterdir()}
+
+
+def test_a_user_s_own_data_may_have_any_name(tmp_path: Path):
+    made = entry("jsb", "rnn", 1, 8.3)
+    made["data"]["name"] = "songs/[old]*"
+    assert record(made, tmp_path) == record(made, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_an_entry_under_another_file_name_is_found(tmp_path: Path):
     write(tmp_path, entry("jsb", "rnn", 1, 8.3))
-    assert enter(entry("jsb", "rnn", 1, 7.0), tmp_path).name == "jsb-rnn-000.json"
+    assert record(entry("jsb", "rnn", 1, 7.0), tmp_path).name == "jsb-rnn-000.json"
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -449,7 +442,6 @@ def script():
 
 def call(folder: Path, name: str, **more) -> argparse.Namespace:
     given = {"only": ["jsb/dts", "jsb/dots"], "extras": False, "seeds": 2, "budget": 5.0, "hard": 0.0, "jobs": 1,
-             "company": 1,
              "device": "cpu", "override": [*TINY], "keep": [], "out": folder / name / "out",
              "work": folder / name / "work", "restore": None, "commit": "0123456789ab", "state_limit": 9.0}  # fmt: skip
     return argparse.Namespace(**{**given, **more})

@@ -6,23 +6,28 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from deeprnn.cli import main
+from deeprnn.commands.run_view import summary
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
+from deeprnn.files import DiskFull
 from deeprnn.runs import checkpoint, ledger
 from deeprnn.runs.folder import Run, best_member, change_run, list_runs, load_run, new_folder
-from deeprnn.training import keeping
+from deeprnn.runs.locking import lock
+from deeprnn.training import saving
 from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import NonFinite
 from deeprnn.training.session import recipe_of, resume, run_recipe
-from tests.training.torture import outcome
+from tests.torture.stories import outcome
 from tests.training.toys import DEEP, music, recipe, text
 
 
@@ -80,7 +85,7 @@ def test_a_text_run_keeps_its_vocabulary(tmp_path):
 def test_a_signal_saves_and_resuming_is_bit_equal(tmp_path, at, number):
     settings = recipe(optimiser__name="momentum", optimiser__rate=0.1, **DEEP)
     run_recipe(settings, tmp_path / "whole", data=music())
-    with pytest.raises(keeping.Interrupted) as stopped:
+    with pytest.raises(saving.Interrupted) as stopped:
         run_recipe(settings, tmp_path / "cut", data=music(), watch=lambda t, f: [StopAt(at, number)])
     assert stopped.value.status == 128 + number
     assert Run(tmp_path / "cut").info["status"] == "stopped"
@@ -102,7 +107,7 @@ def test_a_stop_in_the_first_stage_is_taken_up_there(tmp_path):
     stage.write_text(to_toml(recipe(stop__epochs=2)))
     settings = recipe(pretrain__recipe=str(stage), **DEEP)
     run_recipe(settings, tmp_path / "whole", data=music())
-    with pytest.raises(keeping.Interrupted):
+    with pytest.raises(saving.Interrupted):
         run_recipe(settings, tmp_path / "cut", data=music(), watch=lambda t, f: [StopAt(9)])
     assert (tmp_path / "cut" / "pretrain" / "last.json").exists()
     resume(tmp_path / "cut", data=music())
@@ -115,7 +120,7 @@ def test_a_stop_in_the_first_stage_is_taken_up_there(tmp_path):
 def test_a_damaged_checkpoint_only_costs_time(tmp_path, caplog):
     settings = recipe(seeds=[1, 2], save__updates=4)
     run_recipe(settings, tmp_path / "whole", data=music())
-    with pytest.raises(keeping.Interrupted):
+    with pytest.raises(saving.Interrupted):
         run_recipe(settings, tmp_path / "cut", data=music(), watch=lambda t, f: [StopAt(11)])
     os.truncate(tmp_path / "cut" / "last.safetensors", 100)
     resume(tmp_path / "cut", data=music())
@@ -130,12 +135,12 @@ def test_a_full_disk_stops_the_run_and_resuming_goes_on(tmp_path, monkeypatch):
 
     def full(*args):
         if next(count) == 2:
-            raise checkpoint.DiskFull("no room to write last.safetensors")
+            raise DiskFull("no room to write last.safetensors")
         real(*args)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_state", full)
-        with pytest.raises(checkpoint.DiskFull):
+        with pytest.raises(DiskFull):
             run_recipe(settings, tmp_path / "cut", data=music())
     assert Run(tmp_path / "cut").info["status"] == "failed"
     resume(tmp_path / "cut", data=music())
@@ -174,7 +179,7 @@ def test_a_killed_run_is_seen_as_interrupted(tmp_path):
     run_recipe(recipe(stop__epochs=1), tmp_path / "r", data=music())
     change_run(tmp_path / "r", status="running")
     assert Run(tmp_path / "r").status == "interrupted"
-    with checkpoint.lock(tmp_path / "r"):
+    with lock(tmp_path / "r"):
         assert Run(tmp_path / "r").status == "running"
 
 
@@ -221,7 +226,7 @@ def test_the_view_shows_an_epoch_a_line(tmp_path, monkeypatch, terminal):
 
 
 def test_a_second_training_process_is_refused(tmp_path):
-    with checkpoint.lock(tmp_path), pytest.raises(UserError, match="in use by process"):
+    with lock(tmp_path), pytest.raises(UserError, match="in use by process"):
         run_recipe(recipe(), tmp_path, data=music())
 
 
@@ -240,6 +245,98 @@ def test_one_broken_folder_does_not_hide_the_others(tmp_path, capsys):
     assert all(str(tmp_path / name) in said for name in ("torn", "strange", "list"))
 
 
+def changed(table: Any, path: str, value: Any) -> Any:
+    """The same table with another value at a dotted path."""
+    first, _, rest = path.partition(".")
+    key = int(first) if isinstance(table, list) else first
+    copy = table.copy()
+    copy[key] = changed(table[key], rest, value) if rest else value
+    return copy
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run, to be copied."""
+    folder = tmp_path_factory.mktemp("folder") / "run"
+    run_recipe(recipe(stop__epochs=1), folder, data=music())
+    return folder
+
+
+def ask_everything(folder: Path) -> None:
+    run = load_run(folder)
+    summary(run)
+    run.generate(length=2, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("data.kind", "jazz"),
+        ("data.most_notes", "two"),
+        ("name", ["a"]),
+        ("paper", {}),
+        ("environment.threads", "1; rm"),
+        ("result.test", "low"),
+        ("result.valid", {}),
+        ("result.best_epoch", []),
+        ("model.levels.0.intermediate_sizes", [3] * 20_000),
+        ("model.predict.output_size", 89),
+    ],
+)
+def test_a_value_of_another_kind_in_run_json_is_told_in_words(finished, tmp_path, path, value):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    info = changed(json.loads((folder / "run.json").read_text()), path, value)
+    if path.endswith("intermediate_sizes"):
+        info = changed(info, "model.levels.0.units", ["tanh"])
+    (folder / "run.json").write_text(json.dumps(info))
+    with pytest.raises(UserError):
+        ask_everything(folder)
+
+
+def test_a_description_that_is_consistent_but_not_the_model_s_builds_nothing(finished, tmp_path):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    info = json.loads((folder / "run.json").read_text())
+    info = changed(info, "model.levels.0.hidden_size", 10**7)
+    info = changed(info, "model.predict.input_size", 10**7)
+    (folder / "run.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match="another model than"):
+        load_run(folder).model()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("grid.json", {"steps_per_beat": [1, 2], "high": 108}),
+        ("grid.json", {"nonsense": 1}),
+        ("grid.json", [4, 21, 108]),
+        ("metrics.jsonl", {"epoch": 1, "valid": "low"}),
+        ("metrics.jsonl", {"epoch": 1, "valid": 1.0, "rate": {}}),
+    ],
+)
+def test_a_value_of_another_kind_in_other_files_is_told_in_words(finished, tmp_path, name, content):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (folder / name).write_text(json.dumps(content) + "\n")
+    with pytest.raises(UserError, match=re.escape(name)):
+        ask_everything(folder)
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, [], ["a"], [1] * 14, None])
+def test_a_vocabulary_that_is_not_the_model_s_is_told_in_words(tmp_path, content):
+    run_recipe(recipe(stop__epochs=1), tmp_path / "run", data=text())
+    path = tmp_path / "run" / "vocabulary.json"
+    path.unlink() if content is None else path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"vocabulary.json .*deeprnn resume"):
+        load_run(tmp_path / "run").generate(length=2, seed=1)
+
+
+def test_a_curve_without_an_end_is_not_read(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr("deeprnn.runs.folder.MOST_METRICS", 1000)
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (folder / "metrics.jsonl").write_text('{"epoch": 1, "valid": 1.0}\n' * 100)
+    with pytest.raises(UserError, match="larger than 1,000 bytes"):
+        load_run(folder).metrics()
+
+
 def test_folders_that_are_no_runs(tmp_path):
     with pytest.raises(UserError, match="no run at"):
         load_run(tmp_path / "nowhere")
@@ -251,9 +348,7 @@ def test_folders_that_are_no_runs(tmp_path):
 
 def test_the_ledger_entry_says_how_and_what(tmp_path):
     run_recipe(recipe(stop__epochs=2), tmp_path / "r", data=music())
-    path = ledger.record(load_run(tmp_path / "r"), tmp_path / "ledger")
-    assert path.name == "toy-rnn-r-seed-1.json"
-    entry = json.loads(path.read_text())
+    entry = ledger.entry(load_run(tmp_path / "r"))
     assert entry["result"]["test"]["nats_per_frame"] > 0
     assert (entry["seed"], entry["epochs"], entry["stopped"]) == (1, 2, "all 2 epochs done")
     assert [row["epoch"] for row in entry["curve"]] == [1, 2]
@@ -262,6 +357,16 @@ def test_the_ledger_entry_says_how_and_what(tmp_path):
     thin = [row["epoch"] for row in ledger.thin(rows)]
     assert len(thin) < 210
     assert {1, 777, 1000} <= set(thin)
+
+
+@pytest.mark.parametrize(("every", "states"), [(True, 3), (False, 1)])
+def test_the_state_is_saved_every_epoch_or_when_it_is_time(tmp_path, monkeypatch, every, states):
+    saved, real = [], checkpoint.save_state
+    monkeypatch.setattr(checkpoint, "save_state", lambda *args: saved.append(args) or real(*args))
+    settings = recipe(stop__epochs=3, save__seconds=3600.0)
+    run_recipe(settings, tmp_path / "r", data=music(), save_every_epoch=every)
+    assert len(saved) == states
+    assert len(load_run(tmp_path / "r").metrics()) == 3
 
 
 def test_the_command_line_trains_evaluates_and_lists(tmp_path, capsys):

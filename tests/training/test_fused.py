@@ -71,7 +71,7 @@ def steps(name: str, device: str, dtype: torch.dtype, kernel: bool) -> list[torc
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    kernel = Small(tmp_path_factory.mktemp("kernels"), "update.cu", "take_step")
+    kernel = Small(tmp_path_factory.mktemp("kernels"), "training/update.cu", "take_step")
     return lambda name, device, blocks, members, arguments: kernel.launch(
         blocks, 256, arguments, device, members
     )

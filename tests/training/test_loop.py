@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -11,10 +14,15 @@ from deeprnn.data.batching import Batch
 from deeprnn.data.music import MusicData
 from deeprnn.model.models import build
 from deeprnn.model.specs import Dropout
+from deeprnn.runs.checkpoint import load_state
+from deeprnn.runs.folder import Run
 from deeprnn.training.evaluate import dynamic_evaluation, evaluate, evaluation_plan, one_gram, score
 from deeprnn.training.loop import NonFinite, Trainer
-from deeprnn.training.recipe import EvaluationPart
+from deeprnn.training.recipe import EvaluationPart, override
+from deeprnn.training.saving import Interrupted
+from deeprnn.training.session import resume, run_recipe
 from tests.helpers import benchmark_data
+from tests.torture.stories import outcome
 from tests.training.toys import DEEP, music, recipe, text
 
 
@@ -43,6 +51,20 @@ def test_it_learns_the_toy_music():
     assert result["valid"]["nats_per_frame"] == min(r["valid"] for r in lines.rows)
     assert result["best_epoch"] == 1 + int(np.argmin([r["valid"] for r in lines.rows]))
     assert set(result) == {"best_epoch", "train", "valid", "test"}
+
+
+def test_transposition_is_drawn_anew_each_epoch_and_from_nothing_else():
+    settings = recipe(data__random_transpose=3, stop__epochs=2)
+    trainer = Trainer(settings, music())
+    tables = [trainer.plan(trainer.members[0], epoch).table for epoch in (1, 2)]
+    assert not torch.equal(*tables)
+    trainer.train()
+    again = Trainer(override(settings, {"seeds": [7, 8]}), music())
+    for epoch, table in enumerate(tables, 1):
+        assert torch.equal(again.plan(again.members[1], epoch).table, table), "order and keys are shared"
+    own = Trainer(override(settings, {"seeds": [7, 8], "data.order": "own"}), music())
+    first, second = (own.plan(member, 1).table for member in own.members)
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("kind", ["char", "word"])
@@ -146,11 +168,14 @@ def diverge(trainer: Trainer, at: int, member: int = 0) -> None:
     trainer.updater.update = poisoned  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
-def test_a_validation_cost_that_is_not_a_number_is_never_the_best(nonfinite):
+@pytest.mark.parametrize(
+    ("nonfinite", "said"),
+    [("stop", r"update 17 \(epoch 1\) made parameters"), ("skip", "after epoch 1 the validation cost")],
+)
+def test_a_validation_cost_that_is_not_a_number_is_never_the_best(nonfinite, said):
     trainer = Trainer(recipe(optimiser__nonfinite=nonfinite), music())
     diverge(trainer, trainer.length)
-    with pytest.raises(NonFinite, match=r"after epoch 1 the validation cost .*--optimiser.rate 0.25"):
+    with pytest.raises(NonFinite, match=rf"{said} .*--optimiser.rate 0.25"):
         trainer.train()
     assert trainer.schedule.members[0].best is None
 
@@ -166,12 +191,97 @@ def test_a_member_that_diverges_ends_alone_where_that_is_asked_for():
     assert all(np.isfinite(r["test"]["nats_per_frame"]) for r in trainer.results())
 
 
+def test_a_member_that_diverges_in_its_first_epoch_ends_alone_too():
+    trainer = Trainer(recipe(seeds=[1, 2], optimiser__nonfinite="skip"), music())
+    diverge(trainer, trainer.length)
+    trainer.train([Lines()])
+    lost, kept = trainer.schedule.members
+    assert (lost.finished, lost.best) == ("diverged in epoch 1", None)
+    assert kept.finished == "all 3 epochs done"
+    alone = Trainer(recipe(seeds=[2], optimiser__nonfinite="skip"), music())
+    alone.train()
+    assert trainer.results() == [None, alone.results()[0]]
+
+
+def test_when_all_members_diverge_in_the_first_epoch_there_is_nothing_to_go_on_with():
+    trainer = Trainer(recipe(seeds=[1, 2], optimiser__nonfinite="skip"), music())
+    for member in (0, 1):
+        diverge(trainer, trainer.length, member)
+    with pytest.raises(NonFinite, match="after epoch 1"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+def test_infinite_parameters_are_the_fault_of_the_update_that_made_them_and_never_saved(tmp_path, updates):
+    decay = {"optimiser__name": "adamw", "optimiser__rate": 3e38, "optimiser__weight_decay": 100.0}
+    settings = recipe(save__updates=updates, optimiser__clip=0.0, regulariser__weight_noise=0.0, **decay)
+    with pytest.raises(NonFinite, match=r"update 0 \(epoch 1\) made parameters NaN or infinite"):
+        run_recipe(settings, tmp_path / "r", data=music())
+    assert load_state(tmp_path / "r") is None
+
+
+class Scored(Lines):
+    """Counts what is scored, and may stop it."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int, int]] = []
+        self.stop_at = stop_at
+
+    def scored(self, trainer, split, done, total):
+        self.calls.append((split, done, total))
+        if len(self.calls) == self.stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_scoring_tells_how_far_it_is():
+    watcher = Scored()
+    settings = recipe(stop__epochs=1, seeds=[1, 2], evaluation__chunk=5, evaluation__width=1)
+    trainer = Trainer(settings, music())
+    trainer.train([watcher])
+    trainer.results([watcher])
+    for split in ("train", "valid", "test"):
+        calls = [(done, total) for name, done, total in watcher.calls if name == split]
+        total = calls[0][1]
+        assert total > 4
+        assert calls == [(n, total) for n in range(1, total + 1)] * (2 if split == "valid" else 1)
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 9])
+def test_a_signal_while_scoring_saves_and_going_on_is_bit_equal(tmp_path, at):
+    """In an epoch's validation, and in the scoring after the last one."""
+    settings = recipe(stop__epochs=2, evaluation__chunk=25, evaluation__width=2, seeds=[1, 2])
+    run_recipe(settings, tmp_path / "whole", data=music())
+    with pytest.raises(Interrupted):
+        run_recipe(settings, tmp_path / "cut", data=music(), watch=lambda t, f: [Scored(at)])
+    assert Run(tmp_path / "cut" / "seed-1").info["status"] == "stopped"
+    resume(tmp_path / "cut", data=music())
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
 def test_time_that_ends_during_validation_ends_the_run():
     trainer = Trainer(recipe(stop__epochs=0, stop__minutes=1.0), music())
     trainer.train_epoch()
     trainer._clock -= 60  # so long did validation take
     trainer.end_epoch()
     assert trainer.schedule.done
+
+
+def test_a_cosine_ends_with_the_time():
+    settings = recipe(schedule__name="cosine", stop__epochs=0, stop__minutes=1.0, schedule__warmup=9)
+    trainer = Trainer(settings, music())
+    rates = []
+
+    class Clock(Lines):
+        def updated(self, t):
+            rates.append(float(t.schedule.rates(t.updater.tau)))
+            t._clock -= 2.0  # an update of two seconds: thirty fit
+
+    trainer.train([Clock()])
+    assert 29 <= len(rates) <= 31
+    assert rates[0] == pytest.approx(2 / 9)  # the warm-up as it is given: nothing is known yet
+    assert rates[14] == pytest.approx(0.5, abs=0.1)
+    assert rates[-1] == pytest.approx(0.0, abs=0.02)
 
 
 @pytest.mark.parametrize("average", ["ema", "tail"])

@@ -14,6 +14,7 @@ from deeprnn.training.loop import Trainer
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import PretrainPart, load_recipe
 from deeprnn.training.session import run_recipe
+from deeprnn.training.transfer import Source
 from tests.training.toys import DEEP, music, recipe
 
 STACK = {"model__kind": "srnn", "model__hidden": [8, 8]}
@@ -49,7 +50,7 @@ def test_transferred_parameters_start_as_trained_and_learn_ten_times_slower(chan
         else {**DEEP, "model__output_hidden": []}
     )
     source = Trainer(recipe(seeds=[9], **plain), data).parameters(0)
-    slow = Trainer(settings, data, pretrained=[source])
+    slow = Trainer(settings, data, pretrained=[Source(source)])
     start = {k: v.clone() for k, v in slow.layout.views(slow.updater.parameters[0]).items()}
     transferred = [name for name in start if name.startswith("levels.0.")]
     assert transferred

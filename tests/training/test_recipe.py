@@ -15,6 +15,7 @@ from deeprnn.training.loop import Trainer
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import Recipe, field_names, load_recipe, override, packaged, parse_value, to_toml
 from deeprnn.training.schedule import Schedule
+from deeprnn.training.transfer import Source
 
 PAPER = [name for name in packaged() if name.startswith("paper/")]
 
@@ -77,7 +78,7 @@ def test_every_recipe_trains_two_steps(name):
     recipe = override(load_recipe(name), {"data.chunk": 5, "data.lanes": 1, "optimiser.precision": "fp32"})
     data = stand_in(recipe)
     stage = first_stage(recipe)
-    source = None if stage is None else [Trainer(stage, data).parameters(0)]
+    source = None if stage is None else [Source(Trainer(stage, data).parameters(0))]
     trainer = Trainer(recipe, data, pretrained=source)
     before = trainer.updater.parameters.clone()
     plan = trainer.plans(1)[0]
@@ -109,6 +110,55 @@ def test_unknown_fields_are_named_with_the_nearest(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("optimiser.rte", "optimiser.rate"),
+        ("stop.epoch", "stop.epochs"),
+        ("dropout", "regulariser.dropout_input"),
+    ],
+)
+def test_an_unknown_field_is_told_the_nearest_one_and_not_all_sixty(name, nearest):
+    with pytest.raises(UserError) as refusal:
+        override(Recipe(), {name: 1})
+    assert f"did you mean {nearest!r}" in str(refusal.value)
+    assert len(str(refusal.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe[data]\n", r"not UTF-8 text \(byte 1 is 0xff\)"),
+        (b"seeds = [" + b"9" * 5000 + b"]\n", "thousands of digits"),
+        (b"seeds = [0x" + b"f" * 5000 + b"]\n", "'seeds' must be below 2.63, got a number of 20,000 bits"),
+        (b"seeds = " + b"[" * 3000 + b"]" * 3000, "nested too deeply"),
+        (b"#" * 2**23, "that is no recipe"),
+        (b"[init]\nbias = 1e308\n", "'init.bias' must be within 3.4e.38 of zero"),
+        (b"x" * 9000 + b" = 1", r"unknown recipe field 'xxx.*\(9,002 characters\)"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_in_one_sentence(tmp_path, content, message):
+    path = tmp_path / "my.toml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as refusal:
+        load_recipe(path)
+    assert "my.toml" in str(refusal.value)
+    assert len(str(refusal.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["²..³", "9" * 5000, "[" * 3000, "1..²", "9" * 5000 + ".." + "9" * 5000])
+def test_a_value_that_no_number_can_be_is_text_and_named_by_its_field(text):
+    assert parse_value(text) == text
+    with pytest.raises(UserError, match="'seeds' must be a whole number, got"):
+        override(Recipe(), {"seeds": parse_value(text)})
+
+
+@pytest.mark.parametrize("text", ["1..99999999999", "5..1", "3,1..99999999999"])
+def test_a_range_is_of_countable_numbers(text):
+    with pytest.raises(UserError, match="at most 100,000 numbers"):
+        parse_value(text)
+
+
+@pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("optimiser.rate", "high", "'optimiser.rate' must be a number, got 'high'"),
@@ -133,6 +183,9 @@ def test_unknown_fields_are_named_with_the_nearest(tmp_path):
         ("save.seconds", -1.0, "save.seconds must be not negative"),
         ("data.order_seed", -1, "data.order_seed must be not negative"),
         ("seeds", [2**70], "below 2"),
+        ("stop.epochs", 10**400, "below 2"),
+        ("optimiser.rate", 10**400, "within 3.4e.38"),
+        ("stop.epochs", 1e300, "below 2"),
         ("rates", [1.0, 1.00000001], "rates must differ"),
     ],
 )

@@ -81,11 +81,50 @@ def test_cosine_goes_from_the_rate_to_its_floor():
 
 
 def test_constant_with_warm_up():
-    s = make(rates=(3.0,), schedule__name="constant", schedule__warmup=10)
+    s = make(rates=(3.0,), schedule__name="constant", schedule__warmup=10, stop__epochs=0)
     assert rate(s, 0)[0] == pytest.approx(0.3)
     assert rate(s, 4)[0] == pytest.approx(1.5)
     assert rate(s, 9) == [3.0]
     assert rate(s, 1000) == [3.0]
+
+
+def test_a_cosine_over_a_limit_of_time_follows_the_updates_that_fit():
+    s = make(rates=(2.0,), schedule__name="cosine", stop__epochs=0, stop__minutes=5.0)
+    assert rate(s, 1000) == [2.0]  # nothing is known yet
+    s.expect(200.0)
+    assert rate(s, 100)[0] == pytest.approx(1.0)
+    assert rate(s, 200)[0] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_limit_that_comes_first_counts():
+    s = make(rates=(2.0,), updates=10, schedule__name="cosine", stop__epochs=4, stop__minutes=5.0)
+    s.expect(1000.0)
+    assert rate(s, 40)[0] == pytest.approx(0.0, abs=1e-12)
+    s.expect(20.0)
+    assert rate(s, 10)[0] == pytest.approx(1.0)
+
+
+def test_a_warm_up_takes_at_most_a_tenth_of_a_short_run():
+    s = make(rates=(3.0,), updates=10, schedule__name="constant", schedule__warmup=100, stop__epochs=5)
+    assert rate(s, 0)[0] == pytest.approx(0.6)  # five updates instead of a hundred
+    assert rate(s, 4) == [3.0]
+    s.expect(20.0)
+    assert rate(s, 0)[0] == pytest.approx(1.5)
+
+
+def test_later_limits_let_members_go_on_but_not_what_ended_for_good():
+    s = make(rates=(1.0, 1.0, 1.0), stop__epochs=3, stop__patience=0)
+    s.members[1].end("diverged in epoch 2")
+    for p in (0, 2):
+        s.after_epoch(p, 3, 30, 1.0)
+    assert s.done
+    longer = make(rates=(1.0, 1.0, 1.0), stop__epochs=5, stop__patience=0)
+    longer.load(s.state())
+    longer.reopen(3)
+    assert [m.finished for m in longer.members] == ["", "diverged in epoch 2", ""]
+    assert rate(longer, 30) == [1.0, 0.0, 1.0]
+    s.reopen(3)
+    assert s.done
 
 
 def test_epochs_end_a_run_and_a_finished_members_rate_is_zero():
@@ -100,11 +139,10 @@ def test_epochs_end_a_run_and_a_finished_members_rate_is_zero():
 
 
 def test_the_state_survives_a_round_trip():
-    a, b = make(rates=(1.0, 0.5)), make(rates=(1.0, 0.5))
+    a, b = (make(rates=(1.0, 0.5), stop__epochs=0) for _ in range(2))
     for e, c in enumerate([5.0, 6.0, 6.0, 6.0], 1):
         a.after_epoch(1, e, 10 * e, c)
     b.load(a.state())
     assert b.members == a.members
-    assert torch.equal(b.rates(torch.tensor(77)), Schedule.rates(b, torch.tensor(77)))
-    a.push()
-    assert torch.equal(a.rates(torch.tensor(77)), b.rates(torch.tensor(77)))
+    # The second member's decay began with update 30, two epochs after its best.
+    assert rate(b, 77) == [1.0, pytest.approx(0.5 / (1 + (77 - 30) / 20))]

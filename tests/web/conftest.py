@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette", reason="the page needs deeprnn[web]")
-uvicorn = pytest.importorskip("uvicorn", reason="the page needs deeprnn[web]")
+pytest.importorskip("uvicorn", reason="the page needs deeprnn[web]")
 
 with warnings.catch_warnings():  # newer Starlettes would rather have httpx2; both work
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
-from deeprnn.web.app import Page, create_app  # noqa: E402
-from deeprnn.web.limits import Limits  # noqa: E402
-from tests.web.runs import write_run  # noqa: E402
+from deeprnn.web.app import Page, create_app
+from deeprnn.web.limits import Limits
+from deeprnn.web.server import make_server
+from tests.web.runs import write_run
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +63,7 @@ class Server:
 
     url: str
     page: Page
+    connections: Callable[[], int]
 
 
 @pytest.fixture(scope="session")
@@ -75,13 +77,13 @@ def serve(folder: Path, limits: Limits) -> Iterator[Server]:
     """Serve on a free port until the generator goes on."""
     app = create_app([folder], limits)
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-    running = uvicorn.Server(config)
+    running = make_server(app, limits)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not running.started and thread.is_alive():
         time.sleep(0.01)
-    yield Server(f"http://127.0.0.1:{listener.getsockname()[1]}", app.state.page)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield Server(url, app.state.page, lambda: len(running.server_state.connections))
     running.should_exit = True
     thread.join(10)
     listener.close()

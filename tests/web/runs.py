@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from deeprnn.data import Grid
+from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.models import SequenceModel, dots_rnn, dts_rnn, rnn
 from deeprnn.model.structure import dissect, label
 from deeprnn.runs.checkpoint import save_best
@@ -17,7 +18,6 @@ from deeprnn.runs.checkpoint import save_best
 TEXT = "the quick brown fox jumps over the lazy dog\n"
 WORDS = ["<eos>", "<unk>", "the", "a", "cat", "dog", "sat", "ran", "on", "mat", "."]
 METRIC = {"music": "nats/frame", "char": "bpc", "word": "perplexity"}
-HEADLINE = {"music": "nats_per_frame", "char": "bpc", "word": "perplexity"}
 
 
 def curve(epochs: int, start: float = 11.0, floor: float = 8.3) -> list[dict[str, float]]:
@@ -71,12 +71,14 @@ def write_run(
     weights: bool = True,
     updated: str = "2026-01-02T03:04:05",
     test: float = 8.31,
+    paper: bool = True,
+    steps_per_beat: int = 1,
 ) -> Path:
     """One run folder as training leaves it."""
     folder.mkdir(parents=True)
     model, vocabulary = model_of(kind, deep, seed)
     rows = curve(epochs)
-    score = {HEADLINE[kind]: test}
+    score = {HEADLINE[kind].key: test}
     done = status == "finished"
     info = {
         "format": 1,
@@ -95,14 +97,21 @@ def write_run(
         "version": "0.1.0",
         "commit": "abc1234",
         "environment": {"python": "3.11", "torch": "2.13", "device": "cpu"},
-        "paper": {"music": 8.278, "char": 1.414, "word": 117.7}[kind],
+        "paper": {"music": 8.278, "char": 1.414, "word": 117.7}[kind] if paper else None,
         "metric": METRIC[kind],
         "result": {"best_epoch": epochs - 3, "train": score, "valid": score, "test": score} if done else None,
     }
     (folder / "run.json").write_text(json.dumps(info))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "recipe.toml").write_text(f'seeds = [{seed}]\n\n[optimiser]\nname = "sgd"\nrate = 1.0\n')
+    own = (
+        {"frames": [[27, 39], [28, 40], [27, 39]]}
+        if kind == "music"
+        else {"text": "the quick " if kind == "char" else "the cat sat"}
+    )
+    (folder / "openings.json").write_text(json.dumps([{"name": "own 1", **own}]))
     if kind == "music":
-        (folder / "grid.json").write_text(json.dumps(Grid(steps_per_beat=1).to_dict()))
+        (folder / "grid.json").write_text(json.dumps(Grid(steps_per_beat=steps_per_beat).to_dict()))
     else:
         (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
     if weights:

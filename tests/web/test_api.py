@@ -13,7 +13,9 @@ from starlette.testclient import TestClient
 
 from deeprnn.generation.generate import sample_music
 from deeprnn.render import midi_bytes
+from deeprnn.render.browser import PARTS
 from deeprnn.runs.folder import load_run
+from deeprnn.web.app import STATIC
 from deeprnn.web.limits import Limits
 from tests.web.conftest import client_of, ids
 from tests.web.runs import TEXT, write_run
@@ -40,7 +42,7 @@ def test_the_page_and_its_files(client: TestClient) -> None:
     page = client.get("/")
     assert page.status_code == 200
     assert "<title>deeprnn</title>" in page.text
-    for path in ("js/main.js", "js/roll.js", "css/base.css", "icon.svg"):
+    for path in ("js/main.js", "parts/roll.js", "parts/parts.css", "css/base.css", "icon.svg"):
         answer = client.get(f"/static/{path}")
         assert answer.status_code == 200
         assert answer.headers["cache-control"] == "no-cache"
@@ -51,8 +53,7 @@ def test_the_page_and_its_files(client: TestClient) -> None:
 
 
 def test_the_page_asks_nothing_of_other_sites(client: TestClient) -> None:
-    static = Path(__file__).parents[2] / "src/deeprnn/web/static"
-    for file in static.rglob("*"):
+    for file in (*STATIC.rglob("*"), *PARTS.iterdir()):
         if file.suffix in (".js", ".css", ".html"):
             content = file.read_text().replace("http://www.w3.org/2000/svg", "")
             assert "http://" not in content, file
@@ -87,6 +88,28 @@ def test_one_run_in_full(client: TestClient) -> None:
     assert "path" not in json.dumps(run)
 
 
+def test_a_run_tells_its_settings_and_beginnings_of_its_own(client: TestClient) -> None:
+    run = client.get(f"/api/runs/{ids(client)['bach']}").json()
+    assert run["recipe"] == {"": {"seeds": "[0]"}, "optimiser": {"name": "sgd", "rate": "1.0"}}
+    assert run["openings"] == [{"name": "own 1", "frames": [[27, 39], [28, 40], [27, 39]]}]
+    words = client.get(f"/api/runs/{ids(client)['words']}").json()
+    assert words["openings"] == [{"name": "own 1", "text": "the cat sat"}]
+
+
+@pytest.mark.parametrize(
+    "found", [3, {"a": 1}, [3], [{"frames": [[88]]}], [{"frames": [["x"]]}], [{"frames": [[]] * 401}], [{"text": 3}],
+              [{"text": "x" * 401}], [{"text": "\ud800"}], [{}]],
+)  # fmt: skip
+def test_beginnings_that_are_none_are_left_out(tmp_path: Path, found: Any) -> None:
+    run = write_run(tmp_path / "a")
+    (run / "openings.json").write_text(json.dumps(found))
+    (run / "recipe.toml").write_text("[" * 5000)
+    with client_of(tmp_path) as client:
+        shown = client.get(f"/api/runs/{ids(client)['a']}").json()
+    assert shown["openings"] == []
+    assert shown["recipe"] == {}
+
+
 def test_a_broken_run_says_so(client: TestClient) -> None:
     answer = client.get(f"/api/runs/{ids(client)['broken']}")
     assert answer.status_code == 422
@@ -115,6 +138,25 @@ def test_a_midi_file_becomes_a_primer(client: TestClient) -> None:
     content = midi_bytes(roll, steps_per_beat=1)
     answer = client.post(f"/api/runs/{ids(client)['bach']}/primer", content=content)
     assert answer.json() == {"frames": [[39], [39], [43], [43], [43]], "cut": False}
+
+
+def test_a_midi_file_of_some_megabytes_is_read(client: TestClient) -> None:
+    roll = np.zeros((8, 88), np.uint8)
+    roll[:, 39] = 1
+    content = bytearray(midi_bytes(roll, steps_per_beat=1))
+    words = b"\x00\xff\x01" + b"\x81\x80\x00" + b"x" * 16384  # a text of 16 KB before the notes
+    start = content.index(b"MTrk")
+    track = words * 150 + bytes(content[start + 8 :])
+    content = content[:start] + b"MTrk" + len(track).to_bytes(4, "big") + track
+    assert len(content) > 2_000_000
+    answer = client.post(f"/api/runs/{ids(client)['bach']}/primer", content=bytes(content))
+    assert len(answer.json()["frames"]) == 8
+
+
+def test_a_midi_file_that_is_too_large_is_told_so(client: TestClient) -> None:
+    answer = client.post(f"/api/runs/{ids(client)['bach']}/primer", content=b"x" * 8_000_001)
+    assert answer.status_code == 413
+    assert answer.json()["error"] == "the MIDI file is larger than 8 MB, the most that is taken"
 
 
 def test_a_long_midi_file_is_cut(folder: Path) -> None:
@@ -378,7 +420,11 @@ def test_too_much_text_is_refused(folder: Path) -> None:
 def test_too_long_a_sound_is_refused(client: TestClient) -> None:
     answer = post(client, "bach", "wav", {"frames": CHORD * 1000, "tempo": 20})
     assert answer.status_code == 422
-    assert "3000 seconds" in answer.json()["error"]
+    assert "3,000 seconds" in answer.json()["error"]
+    chords = [list(range(20, 50)), []] * 100  # 600 seconds, 30 notes at a time
+    answer = post(client, "bach", "wav", {"frames": chords, "tempo": 20})
+    assert answer.status_code == 422
+    assert "together last 9,480 seconds" in answer.json()["error"]
     assert post(client, "bach", "midi", {"frames": [[]]}).status_code == 422
 
 
@@ -430,12 +476,14 @@ def test_a_run_without_parameters_says_when(client: TestClient) -> None:
 
 def test_damaged_parameters_are_named_without_their_path(tmp_path: Path) -> None:
     run = write_run(tmp_path / "bad")
-    (run / "best.safetensors").write_bytes(b"nonsense")
+    whole = (run / "best.safetensors").read_bytes()
     with client_of(tmp_path) as client:
-        answer = post(client, "bad", "predict", {})
-        assert answer.status_code == 422
-        assert "checksum" in answer.json()["error"]
-        assert str(tmp_path) not in answer.text
+        for content, word in ((b"nonsense", "altered"), (whole[:-1] + b"x", "checksum")):
+            (run / "best.safetensors").write_bytes(content)
+            answer = post(client, "bad", "predict", {})
+            assert answer.status_code == 422
+            assert word in answer.json()["error"]
+            assert str(tmp_path) not in answer.text
         assert client.get("/api/runs").status_code == 200
 
 

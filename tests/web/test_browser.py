@@ -23,6 +23,7 @@ from tests.web.test_load import run_id
 pytestmark = pytest.mark.browser
 
 Open = Callable[..., Any]
+ServeFolder = Callable[[Path], Server]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,21 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, server: Server) -> Iterator[Open]:
+def serve_folder() -> Iterator[ServeFolder]:
+    """Serves a test's own folders; stopped after the pages are closed, which would miss their server."""
+    running = []
+
+    def start(folder: Path) -> Server:
+        running.append(serve(folder, Limits()))
+        return next(running[-1])
+
+    yield start
+    for server in running:
+        next(server, None)
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: Server, serve_folder: ServeFolder) -> Iterator[Open]:
     """Opens addresses of the page; afterwards no error was logged, no other site asked, no slip shown."""
     errors: list[str] = []
     contexts = []
@@ -96,7 +111,9 @@ def test_the_overview_lists_and_filters(open_page: Open) -> None:
 
 def test_music_is_primed_continued_played_and_taken_home(open_page: Open, server: Server) -> None:
     page = bench(open_page, server, "bach")
-    shown(page, "document.querySelector('.roll').dataset.frames === '4'")  # a cadence to begin with
+    shown(page, "document.querySelector('.roll').dataset.frames === '3'")  # from its own data
+    page.locator("#start").select_option("Cadence")
+    shown(page, "document.querySelector('.roll').dataset.frames === '4'")
     page.get_by_role("button", name="Clear").click()
     shown(page, "document.querySelector('.roll').dataset.frames === '0'")
     canvas = page.locator(".roll-canvas")
@@ -243,7 +260,7 @@ def test_two_runs_are_compared(open_page: Open, server: Server) -> None:
     assert page.locator(".roll").count() == 2
     page.locator("#continue").click()
     page.wait_for_selector("text=/96 frames in/")
-    assert [frames(page, 0), frames(page, 1)] == [52, 52]
+    assert [frames(page, 0), frames(page, 1)] == [51, 51]
     assert page.locator(".versus td").all_inner_texts()[:2] == ["DT(S)-RNN", "DOT(S)-RNN"]
     page.get_by_role("button", name="Play B").click()
     shown(page, "document.querySelectorAll('.roll')[1].dataset.playhead !== ''")
@@ -253,10 +270,148 @@ def test_two_runs_are_compared(open_page: Open, server: Server) -> None:
     shown(page, "document.querySelectorAll('.roll')[1].dataset.notes === '1'")  # one primer for both
 
 
-def test_a_live_curve_grows(open_page: Open, tmp_path: Path) -> None:
+@pytest.fixture
+def two_grids(tmp_path: Path, serve_folder: ServeFolder) -> Server:
+    write_run(tmp_path / "quarters")
+    write_run(tmp_path / "sixteenths", steps_per_beat=4, data="nottingham", seed=1)
+    return serve_folder(tmp_path)
+
+
+def test_two_grids_have_one_beginning(open_page: Open, two_grids: Server) -> None:
+    a, b = run_id(two_grids, "quarters"), run_id(two_grids, "sixteenths")
+    page = open_page(f"compare/{a}/{b}", at=two_grids)
+    page.wait_for_selector("#continue")
+    rolls = "[...document.querySelectorAll('.roll')].map(e => [e.dataset.frames, e.dataset.notes]).join()"
+    shown(
+        page, f"{rolls} === '3,6,12,6'"
+    )  # three frames of a beat each, four times as many on the other grid
+    said = page.locator(".caution").inner_text()
+    assert "JSB Chorales" in said
+    assert "Nottingham" in said
+    assert "A has 1 frame to a beat, B 4" in said
+    page.get_by_role("button", name="Clear").click()
+    page.locator(".roll-canvas").nth(0).click(position={"x": 15, "y": 100})
+    shown(page, f"{rolls} === '1,1,4,1'")
+    page.locator("#length").fill("8")
+    page.locator("#continue").click()
+    page.wait_for_selector("text=/40 frames in/")  # eight beats of each
+    assert [frames(page, 0), frames(page, 1)] == [9, 36]
+    roll = np.zeros((10, 88), np.uint8)
+    roll[:, 40] = roll[1::2, 45] = 1
+    page.set_input_files(
+        "#midi", {"name": "tune.mid", "mimeType": "audio/midi", "buffer": midi_bytes(roll, steps_per_beat=2)}
+    )
+    page.wait_for_selector("text=/tune.mid: 6 frames/")
+    assert [frames(page, 0), frames(page, 1)] == [6, 20]
+    assert page.locator(".roll").nth(1).get_attribute("data-notes") == "6"  # read on its own, finer grid
+
+
+def test_text_begins_with_the_runs_own(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "words")
+    assert page.locator("#beginning").input_value() == "the cat sat"
+    page.locator("#beginning").fill("")
+    page.locator("#start").select_option("own 1")
+    assert page.locator("#beginning").input_value() == "the cat sat"
+
+
+def test_a_keyboard_plays_a_beginning(open_page: Open, server: Server) -> None:
+    page = open_page()
+    page.add_init_script("""
+        window.input = {};
+        navigator.requestMIDIAccess = async () => ({ inputs: new Map([["1", window.input]]) });""")
+    page.goto(f"{server.url}/#/run/{run_id(server, 'bach')}")
+    page.reload()
+    page.wait_for_selector("#continue")
+    page.get_by_role("button", name="Clear").click()
+    page.locator("#keyboard").click()
+    page.wait_for_selector("text=listening")
+    assert page.locator("#keyboard").get_attribute("aria-pressed") == "true"
+    send = "(bytes) => window.input.onmidimessage({ data: new Uint8Array(bytes) })"
+    for _ in range(2):  # at 100 beats a minute a beat has 0.6 s
+        page.evaluate(f"() => {{ const send = {send}; send([0x90, 60, 90]); send([0x91, 64, 80]); }}")
+        page.wait_for_timeout(650)
+        page.evaluate(f"() => {{ const send = {send}; send([0x80, 60, 0]); send([0x91, 64, 0]); }}")
+    shown(page, "document.querySelector('.roll').dataset.frames >= '2'")
+    assert page.locator(".roll").get_attribute("data-notes") == "2"  # held on: a roll knows no repetition
+    page.evaluate(
+        f"() => {{ const send = {send}; send([0x90, 67, 90]); send([0x80, 67, 0]); }}"
+    )  # a short one
+    shown(page, "document.querySelector('.roll').dataset.notes === '3'")
+    page.locator("#keyboard").click()
+    assert page.evaluate("window.input.onmidimessage") is None
+
+
+def test_a_browser_without_midi_shows_no_keyboard(open_page: Open, server: Server) -> None:
+    page = open_page()
+    page.add_init_script("navigator.requestMIDIAccess = undefined;")
+    page.goto(f"{server.url}/#/run/{run_id(server, 'bach')}")
+    page.reload()
+    page.wait_for_selector("#continue")
+    assert page.locator("#keyboard").count() == 0
+
+
+def test_runs_are_renamed_tagged_and_deleted(
+    open_page: Open, tmp_path: Path, serve_folder: ServeFolder
+) -> None:
+    for name in ("first", "second"):
+        write_run(tmp_path / name)
+    server = serve_folder(tmp_path)
+    page = bench(lambda path: open_page(path, at=server), server, "first")
+    page.get_by_role("button", name="Tags").click()
+    page.get_by_label("Tags", exact=True).last.fill("good, for later, good")
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_selector("article .tag:text('for later')")
+    page.locator(".side .chip.tag", has_text="good").click()
+    shown(page, "[...document.querySelectorAll('.run-row b')].map(e => e.innerText).join() === 'first'")
+    page.locator(".side .chip.tag", has_text="good").click()
+
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_label("New name").fill("../out")
+    page.locator(".ask").get_by_role("button", name="Rename").click()
+    page.wait_for_selector(".toast:has-text('no name for a run')")
+    page.get_by_label("New name").fill("the best")
+    page.locator(".ask").get_by_role("button", name="Rename").click()
+    page.wait_for_selector("h1:text('the best')")
+    assert {path.name for path in tmp_path.iterdir()} == {"the best", "second"}
+
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Cancel").click()
+    assert (tmp_path / "the best").is_dir()
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete for good").click()
+    page.wait_for_selector(".home")
+    shown(page, "document.querySelectorAll('.run-row').length === 1")
+    assert {path.name for path in tmp_path.iterdir()} == {"second"}
+    open_page.errors[:] = [e for e in open_page.errors if "422" not in e]  # type: ignore[attr-defined]
+
+
+def test_the_paper_stands_only_beside_its_own_data(
+    open_page: Open, tmp_path: Path, serve_folder: ServeFolder
+) -> None:
+    write_run(tmp_path / "mine", data="my songs", paper=False)
+    write_run(tmp_path / "also-mine", data="my songs", paper=False, seed=1)
+    server = serve_folder(tmp_path)
+    page = open_page(at=server)
+    page.wait_for_selector(".card")
+    assert "paper" not in page.locator("main").inner_text().lower()
+    for path in (
+        "run/" + run_id(server, "mine"),
+        f"compare/{run_id(server, 'mine')}/{run_id(server, 'also-mine')}",
+    ):
+        page.goto(f"{server.url}/#/{path}")
+        page.wait_for_selector("#learning")
+        assert "paper" not in page.locator("main").inner_text().lower()
+
+
+def test_the_recipe_is_shown(open_page: Open, server: Server) -> None:
+    page = bench(open_page, server, "bach")
+    assert "optimiser" in page.locator(".settings h3").all_inner_texts()
+    assert "sgd" in page.locator(".settings dd").all_inner_texts()
+
+
+def test_a_live_curve_grows(open_page: Open, tmp_path: Path, serve_folder: ServeFolder) -> None:
     run = write_run(tmp_path / "runs" / "now", status="running", epochs=4)
-    running = serve(tmp_path / "runs", Limits())
-    server = next(running)
+    server = serve_folder(tmp_path / "runs")
     page = bench(lambda path: open_page(path, at=server), server, "now")
     page.wait_for_selector(".news:text('live')")
 
@@ -270,11 +425,17 @@ def test_a_live_curve_grows(open_page: Open, tmp_path: Path) -> None:
                 json.dumps({"epoch": epoch, "train": 8.0, "valid": 8.2, "rate": 1.0, "grad_norm": 1.0}) + "\n"
             )
     shown(page, f"{points()} === 6")
+    (run / "progress.jsonl").write_text(
+        '{"epoch": 6.25, "train": 8.1, "rate": 1.0}\n{"epoch": 6.5, "train": 8.0}\n'
+    )
+    within = "(document.querySelector('.chart .line.now')?.getAttribute('d').match(/[ML]/g) || []).length"
+    shown(page, f"{within} === 3")  # from the last epoch's end
+    (run / "progress.jsonl").unlink()
+    shown(page, f"{within} === 0")
     shown(page, "document.querySelector('.score').innerText.includes('8.200')")
     change_run(run, status="finished")
     page.wait_for_selector(".status.finished")
     page.wait_for_selector(".news:text('finished')")
-    next(running, None)
 
 
 def test_a_young_run_and_a_broken_one_are_explained(open_page: Open, server: Server) -> None:
@@ -287,14 +448,12 @@ def test_a_young_run_and_a_broken_one_are_explained(open_page: Open, server: Ser
     open_page.errors[:] = [e for e in open_page.errors if "422" not in e and "404" not in e]  # type: ignore[attr-defined]
 
 
-def test_an_empty_folder_says_what_to_do(open_page: Open, tmp_path: Path) -> None:
-    running = serve(tmp_path, Limits())
-    server = next(running)
+def test_an_empty_folder_says_what_to_do(open_page: Open, tmp_path: Path, serve_folder: ServeFolder) -> None:
+    server = serve_folder(tmp_path)
     page = open_page("", at=server)
     page.wait_for_selector("text=/deeprnn demo/")
     write_run(tmp_path / "first")
     page.wait_for_selector(".run-row", timeout=15_000)  # appears by itself
-    next(running, None)
 
 
 def test_a_lost_server_is_told_and_found_again(open_page: Open) -> None:
@@ -311,15 +470,13 @@ def test_a_lost_server_is_told_and_found_again(open_page: Open) -> None:
     open_page.errors[:] = [e for e in open_page.errors if "ERR_FAILED" not in e]  # type: ignore[attr-defined]
 
 
-def test_two_hundred_runs(open_page: Open, tmp_path: Path) -> None:
+def test_two_hundred_runs(open_page: Open, tmp_path: Path, serve_folder: ServeFolder) -> None:
     many(tmp_path, 200)
-    running = serve(tmp_path, Limits())
-    page = open_page("", at=next(running))
+    page = open_page("", at=serve_folder(tmp_path))
     page.wait_for_selector(".run-row")
     assert page.locator(".run-row").count() == 200
     page.get_by_role("searchbox").fill("run-17")
     assert page.locator(".run-row").count() == 10
-    next(running, None)
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1600])
@@ -430,11 +587,10 @@ def test_a_view_that_came_too_late_leaves_nothing_behind(open_page: Open, server
     assert server.page.watchers.taken == 0
 
 
-def test_news_leave_the_focus_where_it_is(open_page: Open, tmp_path: Path) -> None:
+def test_news_leave_the_focus_where_it_is(open_page: Open, tmp_path: Path, serve_folder: ServeFolder) -> None:
     write_run(tmp_path / "a", status="running")
     write_run(tmp_path / "b", seed=1)
-    running = serve(tmp_path, Limits())
-    page = open_page(at=next(running))
+    page = open_page(at=serve_folder(tmp_path))
     page.wait_for_selector(".run-row.running")
     for place in (".run-row >> nth=1", ".card >> nth=0"):
         page.locator(place).focus()
@@ -445,4 +601,3 @@ def test_news_leave_the_focus_where_it_is(open_page: Open, tmp_path: Path) -> No
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         page.wait_for_selector(f".run-row.{status}")
         assert page.evaluate("document.activeElement.getAttribute('href')") == before
-    next(running, None)

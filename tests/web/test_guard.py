@@ -28,12 +28,28 @@ def test_own_names_and_addresses_are_known(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["", "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"]
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"]
 )
 def test_rebound_names_are_refused(client: TestClient, host: str) -> None:
     answer = client.get("/api/runs", headers={"host": host})
     assert answer.status_code == 421
     assert "runs" not in answer.json()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "localhost:evil.example", "localhost:80:evil.example", "localhost:", "[::1]evil.example", "[::1]:x",
+     "evil.example@localhost", "localhost/evil.example", "localhost evil.example", "127.0.0.1:8000.evil.example",
+     "[localhost]", "localhost:²"],
+)  # fmt: skip
+def test_what_is_no_host_name_is_refused(host: str) -> None:
+    assert not Guard(None).knows(host)  # type: ignore[arg-type]
+
+
+def test_a_host_that_is_no_name_is_a_bad_request(client: TestClient) -> None:
+    answer = client.get("/api/runs", headers={"host": "localhost:evil.example"})
+    assert answer.status_code == 400
+    assert "Host" in answer.json()["error"]
 
 
 def test_a_name_can_be_allowed(folder) -> None:

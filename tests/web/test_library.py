@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from deeprnn.web.library import Library, parse_row, thin
+from deeprnn.runs.summary import thin
+from deeprnn.web.library import Library
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Refusal
+from deeprnn.web.summary import parse_row
 from tests.web.runs import curve, write_run
 
 
@@ -106,7 +108,7 @@ def test_broken_files_are_listed_not_raised(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_is_not_shown_as_running(tmp_path: Path) -> None:
-    from deeprnn.runs.checkpoint import lock
+    from deeprnn.runs.locking import lock
 
     run = write_run(tmp_path / "young", status="running", epochs=2)
     library = Library([tmp_path], Limits(), pause=0)

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from deeprnn.runs.folder import change_run
-from deeprnn.web.library import Library
 from deeprnn.web.limits import Limits
 from deeprnn.web.live import Tail
 from tests.web.conftest import Server, serve
@@ -26,7 +25,7 @@ def append(run: Path, epoch: int) -> None:
 
 
 def tail_of(run: Path) -> Tail:
-    return Tail(Library([run], Limits()).entries()[0])
+    return Tail(run / "metrics.jsonl")
 
 
 def test_the_tail_gives_whole_new_lines(tmp_path: Path) -> None:
@@ -109,6 +108,26 @@ def test_a_run_is_watched_to_its_end(growing: tuple[Path, Server]) -> None:
     assert seen == [1, 2, 3, 4, 5, 6]
     assert statuses[-1] == "finished"
     assert eventually(lambda: server.page.watchers.taken == 0)
+
+
+def test_the_running_epoch_is_watched_too(growing: tuple[Path, Server]) -> None:
+    run, server = growing
+    place = run / "progress.jsonl"
+    place.write_text('{"epoch": 3.2, "train": 8.9}\n')
+    seen: list[tuple[bool, list[float]]] = []
+    with httpx.stream("GET", address(server), timeout=20) as answer:
+        for name, value in events(answer.iter_lines()):
+            if name != "progress":
+                continue
+            seen.append((value["reset"], [row["epoch"] for row in value["rows"]]))
+            if len(seen) == 1:
+                with place.open("a") as file:
+                    file.write('{"epoch": 3.4, "train": 8.8}\n')
+            elif len(seen) == 2:
+                place.unlink()  # as at an epoch's end
+            else:
+                break
+    assert seen == [(True, [3.2]), (False, [3.4]), (True, [])]
 
 
 def test_watchers_are_counted_and_leave(growing: tuple[Path, Server]) -> None:

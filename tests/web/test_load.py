@@ -99,6 +99,70 @@ def test_work_ends_when_the_client_leaves(slow: tuple[Server, threading.Event]) 
     assert made < 5000
 
 
+@pytest.fixture
+def endless_sounds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Server, threading.Event, list[int]]]:
+    """A server whose sounds are never done before they may be; the list counts their blocks."""
+    go, blocks = threading.Event(), []
+
+    def never_done(*_: object) -> Iterator[bytes]:
+        while not go.wait(0.02):
+            blocks.append(1)
+            yield b""
+        yield b"RIFF"
+
+    monkeypatch.setattr(music, "wav_file", never_done)
+    running = serve(folder, Limits(workers=1, sounds=8))
+    yield next(running), go, blocks
+    go.set()
+    next(running, None)
+
+
+def test_a_small_request_does_not_wait_behind_sounds(
+    endless_sounds: tuple[Server, threading.Event, list[int]],
+) -> None:
+    server, go, _ = endless_sounds
+    url = f"{server.url}/api/runs/{run_id(server, 'bach')}"
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            wishes = [
+                asyncio.create_task(client.post(f"{url}/wav", json={"frames": [[39]]})) for _ in range(8)
+            ]
+            while server.page.workshop.sounds.taken < 8:
+                await asyncio.sleep(0.01)
+            assert (await client.post(f"{url}/predict", json={})).status_code == 200
+            refused = await client.post(f"{url}/wav", json={"frames": [[39]]})
+            assert refused.status_code == 503
+            assert "8 sounds" in refused.json()["error"]
+            go.set()
+            assert [(await wish).content for wish in wishes] == [b"RIFF"] * 8
+
+    asyncio.run(ask())
+    assert eventually(lambda: server.page.workshop.sounds.taken == 0)
+
+
+def test_a_sound_is_given_up_when_its_client_leaves(
+    endless_sounds: tuple[Server, threading.Event, list[int]],
+) -> None:
+    server, _, blocks = endless_sounds
+    url = f"{server.url}/api/runs/{run_id(server, 'bach')}/wav"
+
+    async def ask_and_leave() -> None:
+        async with httpx.AsyncClient(timeout=30) as client:
+            wish = asyncio.create_task(client.post(url, json={"frames": [[39]]}))
+            while len(blocks) < 2:
+                await asyncio.sleep(0.01)
+            wish.cancel()
+
+    asyncio.run(ask_and_leave())
+    assert eventually(lambda: server.page.workshop.sounds.taken == 0)
+    made = len(blocks)
+    threading.Event().wait(0.2)
+    assert len(blocks) == made
+
+
 def test_a_stream_that_takes_too_long_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(*_: object) -> Iterator[dict[str, int]]:
         while True:
@@ -112,6 +176,23 @@ def test_a_stream_that_takes_too_long_is_ended(folder: Path, monkeypatch: pytest
     with pytest.raises(httpx.RemoteProtocolError):  # cut off, and seen to be
         httpx.post(url, json={}, timeout=30)
     assert eventually(lambda: server.page.workshop.seats.taken == 0)
+    next(running, None)
+
+
+def test_a_sound_that_is_not_done_in_time_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*_: object) -> Iterator[bytes]:
+        while True:
+            threading.Event().wait(0.02)
+            yield b""
+
+    monkeypatch.setattr(music, "wav_file", endless)
+    running = serve(folder, Limits(job_seconds=0.3))
+    server = next(running)
+    answer = httpx.post(f"{server.url}/api/runs/{run_id(server, 'bach')}/wav", json={}, timeout=30)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert "busy" in answer.json()["error"]
+    assert eventually(lambda: server.page.workshop.sounds.taken == 0)
     next(running, None)
 
 

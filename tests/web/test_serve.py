@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,15 @@ from deeprnn.commands.serve import Serve
 
 def test_it_binds_to_this_machine_alone_by_default() -> None:
     assert Serve().host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("host", "edit", "may"),
+    [("127.0.0.1", "local", True), ("::1", "local", True), ("localhost", "local", True), ("0.0.0.0", "local", False),
+     ("music.lan", "local", False), ("0.0.0.0", "always", True), ("127.0.0.1", "never", False)],
+)  # fmt: skip
+def test_runs_are_changed_from_this_machine_alone_by_default(host: str, edit: Any, may: bool) -> None:
+    assert Serve(host=host, edit=edit).editable is may
 
 
 def test_a_missing_folder_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,114 +1,137 @@
-"""Weight gradients of an unrolled ⊕: single matrix products after the loop over time.
+"""Gradients of a cell's weights: single matrix products over all steps, after the backward pass through time.
 
-With δ_l(t) = dA[t, :, layer l], the gradient of the loss before the unit of layer l,
+With delta(t), the gradients of the pre-activations, a matrix that multiplies the vector v has the gradient
 
-    dW_l = Σ_t δ_l(t)ᵀ z_{l-1}(t),      dS_l = Σ_t δ_l(t)ᵀ h(t-1),      z_0(t) = h(t-1),
+    dW = Σ_t delta(t)ᵀ v(t).
 
-and h(t-1) is zero where a reset mark stands. Layers that see h(t-1) and lie side by side in dA share
-one product. Everything here is differentiable, so that a second backward may pass through it.
+Matrices that multiply the same vector and lie side by side in delta share one product. Everything here is
+differentiable, so that a second backward pass may go through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack, is_legacy_batchedtensor
+
+from deeprnn.backends import plain
+from deeprnn.backends.protocol import Inputs
+from deeprnn.cells.adjoint import Adjoint
+from deeprnn.cells.description import Vector
+from deeprnn.cells.step_graph import columns
 
 
-def weight_gradients(
-    dA: Tensor,  # ([P,] T, B, ΣM)
-    h: Tensor,  # ([P,] T, B, H)
-    z: Tensor,  # ([P,] T, B, ΣM - H)
-    h0: Tensor,  # ([P,] B, H)
-    reset: Tensor | None,  # ([P,] T, B) bool
-    sizes: Sequence[int],
-    shortcuts: Sequence[bool],
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients of W_1..W_L and of each S_l, in order; a leading population dimension is carried along."""
-    if dA.dim() == 4 and dA.device.type == "cpu":
+class Segment(NamedTuple):
+    """Rows of a matrix, and its columns that multiply one vector."""
+
+    matrix: int
+    row: int
+    rows: int
+    column: int
+
+
+class SharedProduct(NamedTuple):
+    """Columns of delta, side by side, whose matrices multiply the same vector."""
+
+    vector: Vector
+    start: int
+    width: int
+    segments: tuple[Segment, ...]
+
+
+@lru_cache(maxsize=1024)
+def shared_products(own: Adjoint) -> tuple[SharedProduct, ...]:
+    """All products that the gradients of a cell's matrices are made of."""
+    cell = own.cell
+    rows: dict[Vector, list[tuple[int, int, int, int]]] = {}  # (column of delta, matrix, its row, its column)
+    for s, i, product in cell.products:
+        place = own.columns[s, i]
+        rows.setdefault(product.vector, []).extend(
+            (
+                place.start + unit * place.step,
+                product.matrix,
+                product.rows.start + unit * product.rows.step,
+                product.column,
+            )
+            for unit in range(cell.stages[s].size)
+        )
+    found = []
+    for vector, entries in rows.items():
+        run: list[tuple[int, int, int, int]] = []
+        for entry in sorted(entries):
+            if run and entry[0] != run[-1][0] + 1:
+                found.append(_shared(vector, run))
+                run = []
+            run.append(entry)
+        found.append(_shared(vector, run))
+    return tuple(found)
+
+
+def _shared(vector: Vector, run: list[tuple[int, int, int, int]]) -> SharedProduct:
+    segments: list[Segment] = []
+    for _, matrix, row, column in run:
+        last = segments[-1] if segments else None
+        if last and (matrix, row, column) == (last.matrix, last.row + last.rows, last.column):
+            segments[-1] = last._replace(rows=last.rows + 1)
+        else:
+            segments.append(Segment(matrix, row, 1, column))
+    return SharedProduct(vector, run[0][0], len(run), tuple(segments))
+
+
+def matrix_gradients(own: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs) -> list[Tensor]:
+    """The gradient of every matrix; a leading population dimension is carried along."""
+    if inputs.members is not None and delta.device.type == "cpu":
         # One product per member: the same call, hence the same bits, as for that member alone.
-        members = []
-        for p in range(dA.shape[0]):
-            own: Any = [aligned(x[p]) for x in (dA, h, z, h0)]
-            marks = _of_member(reset, p)
-            members.append(weight_gradients(*own, reset=marks, sizes=sizes, shortcuts=shortcuts))
-        dW = [torch.stack(d) for d in zip(*(m[0] for m in members), strict=True)]
-        dS = [torch.stack(d) for d in zip(*(m[1] for m in members), strict=True)]
-        return dW, dS
-
-    def sums(runs: Sequence[Sequence[int]]) -> list[Tensor]:
-        if not (dA.is_cuda and _on_tensor_cores(dA, h, z, h0, sizes)):
-            return _products(dA, h, z, h0, reset, sizes, runs)
-        from deeprnn.backends.cuda.products import weight_products
-
-        bounds = [bound for run in runs for bound in (run[0], run[-1] + 1)]
-        return weight_products(dA, h, z, h0, reset, list(sizes), bounds)
-
-    return sorted_gradients(sums, sizes, shortcuts)
+        each = [
+            matrix_gradients(
+                own, aligned(delta[p]), [aligned(x[p]) for x in stored], aligned_member(inputs, p)
+            )
+            for p in range(inputs.members)
+        ]
+        return [torch.stack(members) for members in zip(*each, strict=True)]
+    sums = [
+        _against(own, delta.narrow(-1, product.start, product.width), product.vector, stored, inputs)
+        for product in shared_products(own)
+    ]
+    return assembled(own, sums)
 
 
-def sorted_gradients(
-    sums: Callable[[Sequence[Sequence[int]]], Sequence[Tensor]],
-    sizes: Sequence[int],
-    shortcuts: Sequence[bool],
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients of W_1..W_L and of each S_l from `sums`: Σ δᵀ h(t-1) for each run of layers, then Σ δ_lᵀ z_{l-1}."""
-    runs = runs_of(shortcuts)
-    products = sums(runs)
-    seen: dict[int, Tensor] = {}  # layer -> its gradient for the matrix that multiplies h(t-1)
-    for run, whole in zip(runs, products, strict=False):
-        parts = whole.split([sizes[l] for l in run], dim=-2) if len(run) > 1 else (whole,)
-        seen.update(zip(run, parts, strict=True))
-    dW = [seen[0], *products[len(runs) :]]
-    dS = [seen[l] for l in range(1, len(sizes)) if shortcuts[l]]
-    return dW, dS
+def assembled(own: Adjoint, sums: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of whole matrices from the results of `shared_products`."""
+    parts: list[list[tuple[Segment, Tensor]]] = [[] for _ in own.cell.matrices]
+    for product, whole in zip(shared_products(own), sums, strict=True):
+        pieces = whole.split([segment.rows for segment in product.segments], -2)
+        for segment, piece in zip(product.segments, pieces, strict=True):
+            parts[segment.matrix].append((segment, piece))
+    return [_joined(shape, found) for shape, found in zip(own.cell.matrices, parts, strict=True)]
 
 
-def _on_tensor_cores(dA: Tensor, h: Tensor, z: Tensor, h0: Tensor, sizes: Sequence[int]) -> bool:
-    """Whether the CUDA backend's fp16 products, as accurate as fp32, should serve."""
-    from deeprnn.backends.cuda import products
-
-    if not torch.compiler.is_compiling() and (inside_vmap() or batched_by_autograd(dA)):
-        return False
-    return products.serves(dA, h, z, h0, sizes)
-
-
-def _products(
-    dA: Tensor,
-    h: Tensor,
-    z: Tensor,
-    h0: Tensor,
-    reset: Tensor | None,
-    sizes: Sequence[int],
-    runs: Sequence[Sequence[int]],
-) -> list[Tensor]:
-    """Σ_t δᵀ h(t-1) for each run of layers, then Σ_t δ_lᵀ z_{l-1} for l > 0: plain and differentiable."""
-    ends = list(accumulate(sizes))
-    starts = [end - size for end, size in zip(ends, sizes, strict=True)]
-    # A copy of the states is smaller than a product of its own for the first of them, unless there are many rows.
-    copied = reset is not None or h.shape[-3] * h.shape[-2] <= 2 * dA.shape[-1]
-    previous = previous_states(h, h0, reset) if copied else None
-
-    def own(first: int, last: int) -> Tensor:
-        return dA.narrow(-1, starts[first], ends[last] - starts[first])
-
-    found = [_against_previous(own(run[0], run[-1]), h, h0, previous) for run in runs]
-    for l in range(1, len(sizes)):
-        found.append(_product(own(l, l), z.narrow(-1, starts[l - 1], sizes[l - 1])))
-    return found
+def _joined(shape: tuple[int, int], parts: list[tuple[Segment, Tensor]]) -> Tensor:
+    """One matrix from its parts; rows and columns that multiply nothing have no gradient."""
+    if len(parts) == 1 and parts[0][1].shape[-2:] == shape:
+        return parts[0][1]
+    first = parts[0][1]
+    out = first.new_zeros(*first.shape[:-2], *shape)
+    for segment, piece in parts:
+        rows = slice(segment.row, segment.row + segment.rows)
+        out[..., rows, segment.column : segment.column + piece.shape[-1]] += piece
+    return out
 
 
-def previous_states(h: Tensor, h0: Tensor, reset: Tensor | None) -> Tensor:
-    """h(t-1) for every t, zero where a reset mark stands: ([P,] T, B, H)."""
-    if h.shape[-3] == 0:
-        return h
-    previous = torch.cat([h0.unsqueeze(-3), h.narrow(-3, 0, h.shape[-3] - 1)], dim=-3)
-    return previous if reset is None else previous.masked_fill(reset.unsqueeze(-1), 0)
+def vector_gradients(own: Adjoint, delta: Tensor) -> list[Tensor]:
+    """The gradient of every parameter with one number a unit."""
+    found: list[Tensor | None] = [None] * len(own.cell.vectors)
+    for (s, number), rows in own.vector_columns.items():
+        part = columns(delta, rows, own.cell.stages[s].size).sum((-3, -2))
+        known = found[number]
+        found[number] = part if known is None else known + part
+    lead = delta.shape[:-3]
+    return [
+        delta.new_zeros(*lead, n) if x is None else x for x, n in zip(found, own.cell.vectors, strict=True)
+    ]
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -119,57 +142,28 @@ def aligned(x: Tensor) -> Tensor:
     return x if x.numel() * x.element_size() % 64 == 0 else x.clone()
 
 
-def inside_functional_grad() -> bool:
-    """Whether torch.func.grad, vjp or jvp is at work: custom operators have no gradients there."""
-    if torch.compiler.is_compiling():
-        return False
-    return any(level.key() != TransformType.Vmap for level in get_interpreter_stack() or ())
+def aligned_member(inputs: Inputs, p: int) -> Inputs:
+    """One member of a population, every tensor `aligned`."""
+    own = inputs.member(p)
+    return Inputs(
+        None if own.A is None else aligned(own.A),
+        *([aligned(x) for x in group] for group in (own.states, own.matrices, own.vectors, own.streams)),
+        reset=own.reset,
+    )
 
 
-def inside_vmap() -> bool:
-    """Whether torch.func.vmap is at work."""
-    return bool(get_interpreter_stack())
-
-
-def batched_by_autograd(*gradients: Tensor | None) -> bool:
-    """Whether `torch.autograd.grad(..., is_grads_batched=True)` is at work, as in a vectorized jacobian.
-
-    Its older vmap has no rules for custom operators; the plain formulas serve it.
-    """
-    return any(g is not None and is_legacy_batchedtensor(g) for g in gradients)
-
-
-def _of_member(reset: Tensor | None, member: int) -> Tensor | None:
-    """Reset marks may be shared by the population or be one set per member."""
-    return reset if reset is None or reset.dim() == 2 else reset[member]
-
-
-def runs_of(shortcuts: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
-    """The layers that see h(t-1), neighbours grouped: the first always does."""
-    return _runs((True, *shortcuts[1:]))
-
-
-@lru_cache(maxsize=1024)
-def _runs(flags: tuple[bool, ...]) -> tuple[tuple[int, ...], ...]:
-    """Indices of the true flags, neighbours grouped."""
-    runs: list[tuple[int, ...]] = []
-    for index, flag in enumerate(flags):
-        if flag and runs and runs[-1][-1] == index - 1:
-            runs[-1] += (index,)
-        elif flag:
-            runs.append((index,))
-    return tuple(runs)
-
-
-def _against_previous(d: Tensor, h: Tensor, h0: Tensor, previous: Tensor | None) -> Tensor:
-    """Σ_t d(t)ᵀ h(t-1); without a copy of the previous states they are read in place."""
-    if previous is not None:
-        return _product(d, previous)
-    steps = h.shape[-3]
-    first = _product(d.narrow(-3, 0, 1), h0.unsqueeze(-3))
-    if steps == 1:
-        return first
-    return first + _product(d.narrow(-3, 1, steps - 1), h.narrow(-3, 0, steps - 1))
+def _against(own: Adjoint, d: Tensor, vector: Vector, stored: Sequence[Tensor], inputs: Inputs) -> Tensor:
+    """Σ_t d(t)ᵀ v(t)."""
+    cell = own.cell
+    if vector.kind == "output":
+        return _product(d, stored[cell.outputs.index((vector.stage, vector.index))])
+    output, first = stored[cell.outputs.index(cell.new_states[vector.index])], inputs.states[vector.index]
+    steps = output.shape[-3]
+    # A copy of the states is smaller than a product of its own for the first of them, unless there are many rows.
+    if inputs.reset is not None or steps < 2 or steps * output.shape[-2] <= 2 * own.width:
+        return _product(d, plain.previous(cell, stored, inputs, vector.index))
+    started = _product(d.narrow(-3, 0, 1), first.unsqueeze(-3))
+    return started + _product(d.narrow(-3, 1, steps - 1), output.narrow(-3, 0, steps - 1))
 
 
 def _product(d: Tensor, x: Tensor) -> Tensor:

@@ -7,58 +7,52 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deeprnn.backends import TransitionSpec, reference
-from deeprnn.model import equations, units
+from deeprnn.backends import plain
+from deeprnn.backends.protocol import Case, Gradients, Inputs
+from deeprnn.cells.description import CellDescription
+from deeprnn.cells.step_graph import block_of, forward_step, product_blocks
 
 
-def why_not(
-    spec: TransitionSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    T: int,
-    B: int,
-    P: int = 1,
-    precision: str = "fp32",
-) -> str | None:
-    """As the reference."""
-    return reference.why_not(spec, device, dtype, T, B, P, precision)
-
-
-def unroll(
-    A: Tensor,
-    h0: Tensor,
-    W: list[Tensor],
-    S: list[Tensor],
-    spec: TransitionSpec,
-    reset: Tensor | None = None,
-    precision: str = "fp32",
-) -> tuple[Tensor, Tensor]:
-    """Unroll by `scan`; see `deeprnn.backends.unroll` for the shapes."""
-    phis = [units.ELEMENTWISE[u] for u in spec.units]
-    return unroll_with(A, h0, W, reference.spread(S, spec.shortcuts), phis, spec.sizes, reset)
-
-
-def unroll_with(
-    A: Tensor,
-    h0: Tensor,
-    W: Sequence[Tensor],
-    S: Sequence[Tensor | None],
-    phis: Sequence[equations.Phi],
-    widths: Sequence[int],
-    reset: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Unroll with any units φ; `widths` are those of the pre-activations in A."""
+def forward(cell: CellDescription, inputs: Inputs) -> list[Tensor]:
+    """Every output of every step, by torch's scan."""
     from torch._higher_order_ops.scan import scan
 
-    wt = [w.mT for w in W]
-    st = [None if s is None else s.mT for s in S]
-    keep = A.new_ones(A.shape[:2]) if reset is None else (~reset).to(A.dtype)
+    assert inputs.A is not None
+    marks = (
+        inputs.A.new_ones(inputs.A.shape[:2]) if inputs.reset is None else (~inputs.reset).to(inputs.A.dtype)
+    )
+    module, places = forward_step(cell, False), [cell.outputs.index(o) for o in cell.new_states]
+    # Clones: scan takes no two inputs that share memory.
+    parts = [block_of(inputs.matrices, *p).transpose(-2, -1).clone() for p in product_blocks(cell)]
+    rest = (*parts, *(x.unsqueeze(-2).clone() for x in inputs.vectors), *inputs.streams)
 
-    def step(h: Tensor, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        a, kept = at
-        layers = equations.transition_mlp(a.split(list(widths), dim=-1), h * kept.unsqueeze(-1), wt, st, phis)
-        return layers[-1].clone(), torch.cat(layers, -1)
+    def step(states: tuple[Tensor, ...], now: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
+        entered, kept = now
+        outputs = module(entered, *(x * kept.unsqueeze(-1) for x in states), *rest)
+        return tuple(outputs[k].clone() for k in places), torch.cat(outputs, -1)
 
-    _, z = scan(step, h0, (A, keep), dim=0)
-    inner = sum(w.shape[-1] for w in W[1:])
-    return z[..., inner:], z[..., :inner]
+    _, joined = scan(step, tuple(inputs.states), (inputs.A, marks), dim=0)
+    return list(joined.split([cell.stages[o.stage].size for o in cell.outputs], -1))
+
+
+class Scan:
+    """Every cell whose streams are one for the sequence, as an operator that can be written down."""
+
+    name = "scan"
+
+    def why_not(self, case: Case) -> str | None:
+        """It serves everything."""
+        return None
+
+    def forward(self, case: Case, inputs: Inputs, keep: bool) -> list[Tensor]:
+        """By torch's scan over steps."""
+        return forward(case.cell, inputs)
+
+    def backward(
+        self, case: Case, gradients: Sequence[Tensor | None], stored: Sequence[Tensor], inputs: Inputs
+    ) -> Gradients:
+        """As the reference."""
+        return plain.backward(case.cell, gradients, stored, inputs)
+
+
+BACKEND = Scan()

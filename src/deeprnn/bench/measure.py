@@ -1,7 +1,7 @@
 """Peers side by side: each is shown to compute the right thing before it is timed, and all in turn.
 
 The work is one ⊕ over a sequence: DT(S) of a given depth (depth 1 is the plain RNN), input to every layer,
-sigmoid units, from x (T, B, I) to all states, and back to every weight. `benchmark_peers.py` holds what is
+sigmoid units, from x (T, B, I) to all states, and back to every weight. `peers.py` holds what is
 measured, `measure` gives one row per peer. Rounds are interleaved, so that a busy moment of the machine
 meets every peer alike; medians and minima are both reported.
 """
@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeprnn.bench.peers import LIBRARY, Bench, Peer, Work, backward
+from deeprnn.bench.peers import Bench, Peer, Work, backward
+from deeprnn.runs.folder import commit
 
 TOLERANCE = 1e-5
 LIBRARY_TOLERANCE = 5e-5  # cuDNN's persistent kernels approximate tanh; TF32 would be off by 3e-4
@@ -75,15 +76,21 @@ def check(peer: Peer, g: Tensor) -> tuple[float, str | None]:
     for i, (got, want) in enumerate(zip(gradients, slopes, strict=True)):
         errors[f"gradient {i}"] = relative(got, want)
     worst = max(errors, key=lambda name: errors[name])
-    allowed = LIBRARY_TOLERANCE if peer.name in LIBRARY else TOLERANCE
+    allowed = LIBRARY_TOLERANCE if peer.name.startswith("nn.") else TOLERANCE
     if not errors[worst] <= allowed:  # a NaN is refused too
         return errors[worst], f"{worst} off by {errors[worst]:.1e} (allowed {allowed:.0e}): not timed"
     return errors[worst], None
 
 
-def measure(work: Work, names: Sequence[str], repeats: int = 7, seed: int = 0) -> list[Row]:
-    """Check every peer, then time all of them in turn."""
-    bench = Bench(work, seed)
+def measure(
+    work: Work,
+    names: Sequence[str],
+    repeats: int = 7,
+    seed: int = 0,
+    make: Callable[[Work, int], Any] = Bench,
+) -> list[Row]:
+    """Check every peer, then time all of them in turn; `make` gives what holds the peers of a piece of work."""
+    bench = make(work, seed)
     rows, running = [], []
     for name in names:
         row = Row(name, work)
@@ -97,8 +104,8 @@ def measure(work: Work, names: Sequence[str], repeats: int = 7, seed: int = 0) -
             running.append(prepared)
     for _ in range(repeats):
         for row, peer, forward, train in running:
-            row.times["forward"].append(_seconds(forward, work.device, peer))
-            row.times["train"].append(_seconds(train, work.device, peer))
+            row.times["forward"].append(seconds_of(forward, work.device, peer))
+            row.times["train"].append(seconds_of(train, work.device, peer))
     for row, *_ in running:
         for kind, times in row.times.items():
             per_step = [t / work.steps * 1e6 for t in times]
@@ -107,7 +114,7 @@ def measure(work: Work, names: Sequence[str], repeats: int = 7, seed: int = 0) -
     return rows
 
 
-def _prepare(row: Row, bench: Bench) -> tuple[Row, Peer, Callable[[], Any], Callable[[], Any]] | None:
+def _prepare(row: Row, bench: Any) -> tuple[Row, Peer, Callable[[], Any], Callable[[], Any]] | None:
     """Make a peer, call it once, check it and note its memory; what is to be timed, None if it is wrong."""
     device = row.work.device
     peer = bench.peer(row.peer)
@@ -117,18 +124,18 @@ def _prepare(row: Row, bench: Bench) -> tuple[Row, Peer, Callable[[], Any], Call
         return backward(peer.run(), peer.parameters, bench.g)
 
     train = peer.train or called
-    row.first_call_s = round(_seconds(train, device, peer, once=True), 4)
+    row.first_call_s = round(seconds_of(train, device, peer, once=True), 4)
     row.error, row.failed = check(peer, bench.g)
     if row.failed is not None:
         return None
     if not peer.by_host:
         row.peak_mb = peak_memory(train if device == "cpu" else called, device)
-    forward = peer.forward or _without_gradients(peer.run)
+    forward = peer.forward or without_gradients(peer.run)
     forward()
     return row, peer, forward, train
 
 
-def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], None]:
+def without_gradients(run: Callable[[], Tensor]) -> Callable[[], None]:
     def forward() -> None:
         with torch.no_grad():
             run()
@@ -136,7 +143,7 @@ def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], None]:
     return forward
 
 
-def _seconds(work: Callable[[], Any], device: str, peer: Peer | None = None, once: bool = False) -> float:
+def seconds_of(work: Callable[[], Any], device: str, peer: Peer | None = None, once: bool = False) -> float:
     """Wall time on the CPU and of a first call, device events on CUDA."""
     calls = 1 if peer is None or once else peer.calls
     if device != "cpu":
@@ -195,7 +202,7 @@ def _fresh_high_water_mark() -> Iterator[Callable[[str], int] | None]:
 
 
 def surroundings(device: str) -> dict[str, Any]:
-    """Versions and machine, without names of hosts or paths."""
+    """The code's commit, versions and machine, without names of hosts or paths."""
     packages = ("deeprnn", "torch", "numpy", "llvmlite", "jax")
     found = {name: _version(name) for name in packages}
     machine: dict[str, Any] = {
@@ -207,7 +214,11 @@ def surroundings(device: str) -> dict[str, Any]:
     if device != "cpu":
         machine["gpu"] = torch.cuda.get_device_name()
         machine["cuda"] = torch.version.cuda
-    return {"versions": {"python": platform.python_version(), **found}, "machine": machine}
+    return {
+        "commit": commit(),
+        "versions": {"python": platform.python_version(), **found},
+        "machine": machine,
+    }
 
 
 def _version(name: str) -> str | None:

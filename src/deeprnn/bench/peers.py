@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deeprnn.backends import TransitionSpec, choose, load, unroll_input
+from deeprnn.backends.choose import choose, describe
+from deeprnn.backends.protocol import Case, Inputs, Linear
+from deeprnn.backends.unrolling import unroll_linear
+from deeprnn.cells.deep_transition import DeepTransition
+from deeprnn.cells.description import CellDescription
 
 Results = tuple[Tensor, Sequence[Tensor]]
 
@@ -28,9 +32,9 @@ class Work:
     device: str = "cpu"
 
     @property
-    def spec(self) -> TransitionSpec:
+    def cell(self) -> CellDescription:
         shortcuts = (False,) + (True,) * (self.depth - 1)
-        return TransitionSpec((self.hidden,) * self.depth, ("sigmoid",) * self.depth, shortcuts)
+        return DeepTransition((self.hidden,) * self.depth, ("sigmoid",) * self.depth, shortcuts).cell
 
 
 @dataclass
@@ -50,7 +54,7 @@ class Peer:
 
 
 class Loop(nn.Module):
-    """The ⊕ as one writes it in PyTorch: linear layers, and a loop that indexes the inputs."""
+    """The ⊕ as one writes it in PyTorch: linear layers, and a loop over the steps of their outputs."""
 
     def __init__(self, work: Work):
         super().__init__()
@@ -60,27 +64,27 @@ class Loop(nn.Module):
         self.S = nn.ModuleList(nn.Linear(H, H, bias=False) for _ in range(n - 1))
         self.to(work.device)
 
-    def step(self, entered: list[Tensor], h: Tensor) -> Tensor:
+    def step(self, entered: Sequence[Tensor], h: Tensor) -> Tensor:
         z = torch.sigmoid(self.W[0](h) + entered[0])
         for l in range(1, len(self.W)):
             z = torch.sigmoid(self.W[l](z) + self.S[l - 1](h) + entered[l])
         return z
 
     def forward(self, x: Tensor) -> Tensor:
-        entered = [U(x) for U in self.U]
         h = x.new_zeros(x.shape[1], self.W[0].in_features)  # type: ignore[call-overload]
         states = []
-        for t in range(x.shape[0]):
-            h = self.step([a[t] for a in entered], h)
+        for entered in zip(*(U(x).unbind(0) for U in self.U), strict=True):
+            h = self.step(entered, h)
             states.append(h)
         return torch.stack(states)
 
-    def by_backend(self, x: Tensor, spec: TransitionSpec, backend: str) -> Tensor:
+    def by_backend(self, x: Tensor, cell: CellDescription, backend: str) -> Tensor:
         """The same function through a backend."""
-        U, b = [U.weight for U in self.U], [U.bias for U in self.U]
-        h0 = x.new_zeros(x.shape[1], spec.hidden_size)
-        W, S = [W.weight for W in self.W], [S.weight for S in self.S]
-        return unroll_input(x, U, b, h0, W, S, spec, backend=backend)[0]  # type: ignore[arg-type]
+        entering = Linear(x, [U.weight for U in self.U], [U.bias for U in self.U])  # type: ignore[misc]
+        h0 = x.new_zeros(x.shape[1], cell.states[0])
+        matrices = [layer.weight for layer in (*self.W, *self.S)]
+        inputs = Inputs(None, [h0], matrices, [], [])  # type: ignore[arg-type]
+        return unroll_linear(cell, entering, inputs, backend)[-1]
 
 
 class Bench:
@@ -98,7 +102,7 @@ class Bench:
         """Outputs and gradients by the reference in float64, computed once."""
         if self._truth is None:
             self._truth = _in_double(
-                self.model, lambda m, x: m.by_backend(x, self.work.spec, "reference"), self.x, self.g
+                self.model, lambda m, x: m.by_backend(x, self.work.cell, "reference"), self.x, self.g
             )
         return self._truth
 
@@ -112,19 +116,16 @@ class Bench:
             return jax_peer(self)
         kind = name.removesuffix(GRAPH) if name != "CUDA graph" else "eager loop"
         runs: dict[str, Callable[[], Tensor]] = {
-            "ours": lambda: self.model.by_backend(self.x, self.work.spec, "auto"),
-            "ours, called": lambda: self.model.by_backend(self.x, self.work.spec, "auto"),
-            "reference": lambda: self.model.by_backend(self.x, self.work.spec, "reference"),
-            "plain calls": lambda: self.model.by_backend(self.x, self.work.spec, "cpu"),
+            "ours": lambda: self.model.by_backend(self.x, self.work.cell, "auto"),
+            "ours, called": lambda: self.model.by_backend(self.x, self.work.cell, "auto"),
+            "reference": lambda: self.model.by_backend(self.x, self.work.cell, "reference"),
             "eager loop": lambda: self.model(self.x),
         }
         run = self._compiled() if kind == "torch.compile" else runs[kind]
         peer = Peer(name, run, list(self.model.parameters()), self.truth, note=NOTES.get(name, ""))
         if name == "ours":
             peer.note = describe_ours(self.work)
-        if name == "plain calls":
-            peer.run, peer.train = _on_plain_path(peer, self.g)
-        elif self.work.device == "cuda" and (name in ("ours", "CUDA graph") or name.endswith(GRAPH)):
+        if self.work.device == "cuda" and (name in ("ours", "CUDA graph") or name.endswith(GRAPH)):
             graphs = Captured(peer, self.g)
             peer.train = peer.results = graphs.train
             peer.forward, peer.calls = graphs.forward, 4
@@ -135,10 +136,9 @@ class Bench:
         step = torch.compile(self.model.step)
 
         def run() -> Tensor:
-            entered = [U(self.x) for U in self.model.U]
             h, states = self.x.new_zeros(self.work.batch, self.work.hidden), []
-            for t in range(self.work.steps):
-                h = step([a[t] for a in entered], h)
+            for entered in zip(*(U(self.x).unbind(0) for U in self.model.U), strict=True):
+                h = step(entered, h)
                 states.append(h)
             return torch.stack(states)
 
@@ -171,7 +171,7 @@ NOTES = {
 def peers_for(device: str, compiled: bool = False) -> tuple[str, ...]:
     """The peers measured by default on a device; on a GPU ours is replayed as a CUDA graph, as it trains."""
     if device == "cpu":
-        names = ("ours", "eager loop", "reference", *LIBRARY, "plain calls")
+        names = ("ours", "eager loop", "reference", *LIBRARY)
         return (*names, "torch.compile") if compiled else names
     names = ("ours", "ours, called", "eager loop", "CUDA graph", *LIBRARY)
     if find_spec("jax") is not None:
@@ -181,27 +181,9 @@ def peers_for(device: str, compiled: bool = False) -> tuple[str, ...]:
 
 def describe_ours(work: Work) -> str:
     """Which backend "auto" takes here, in its own words where it has some."""
-    name = choose(work.spec, work.device, torch.float32)
-    module = load(name)
-    if name == "cuda":
-        text = module.plan(work.spec, work.batch, device=torch.device("cuda"))["forward"]["text"]
-        return f"cuda: {text}"
-    return f"{name}: {module.describe_choice()}" if hasattr(module, "describe_choice") else name
-
-
-def _on_plain_path(peer: Peer, g: Tensor) -> tuple[Callable[[], Tensor], Callable[[], None]]:
-    from deeprnn.backends import cpu
-
-    run = peer.run
-
-    def plainly(work: Callable[[], Any]) -> Any:
-        before, cpu.PATH = cpu.PATH, "plain"
-        try:
-            return work()
-        finally:
-            cpu.PATH = before
-
-    return lambda: plainly(run), lambda: plainly(lambda: backward(run(), peer.parameters, g))
+    name = choose(work.cell.text, work.device, torch.float32)
+    text = describe(name, Case(work.cell, torch.device(work.device), torch.float32), work.batch)
+    return f"{name}: {text}" if text else name
 
 
 class Captured:

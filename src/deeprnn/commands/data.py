@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from deeprnn.commands.data_views import DownloadBar, import_json, show_check, show_import
+from deeprnn.commands.reading import Reading
 from deeprnn.console import console
 from deeprnn.errors import UserError
 
@@ -71,7 +72,7 @@ class DataGet:
             raise UserError("bach needs no download: it comes with `pip install 'deeprnn[bach]'`")
         for name in SOURCES if "all" in self.sets else self.sets:
             with DownloadBar(name) as progress:
-                results = get(name, progress=progress)
+                results = get(name, progress=progress, tell=progress.tell)
             for place, fresh in results:
                 console().print(f"{name}: {'downloaded' if fresh else 'already at'} {place}", markup=False)
         return 0
@@ -85,8 +86,8 @@ class DataShow:
     """A set's name, or a file or folder."""
     split: str = "train"
     """train, valid or test."""
-    index: int = 0
-    """Which song of the split."""
+    index: int = 1
+    """Which song of the split, counted from 1, as in `generate --primer test:1`."""
     png: Path | None = None
     """Write the piano roll to this image file."""
     steps: int = 96
@@ -113,10 +114,9 @@ class DataShow:
         from deeprnn.data.show import choose_song, roll_as_text, roll_png
 
         roll = choose_song(data, self.split, self.index)
-        title = f"{data.name}, {self.split} {self.index}: {data.names[self.split][self.index]}"
+        title = f"{data.name}, {self.split}:{self.index}, {data.names[self.split][self.index - 1]}"
         grid = data.grid if data.grid else Grid(steps_per_beat=1, low=21, high=20 + data.size)
         if self.png:
-            self.png.parent.mkdir(parents=True, exist_ok=True)
             roll_png(self.png, roll, grid, title)
         if self.json:
             frames = [[int(p) + grid.low for p in row.nonzero()[0]] for row in roll[: self.steps]]
@@ -153,8 +153,9 @@ class DataShow:
 class DataImport:
     """Read your own files and report on each: MIDI or text, a file or folder, .mat .pickle .npz .json.
 
-    Every file is accepted, or skipped with the reason. A file's split follows from a hash of its content,
-    so it stays when files are added; names or folders called train, valid and test override that.
+    Every file is accepted, or skipped with the reason. Many files are split by a hash of their content, so
+    that each stays where it is when others are added, few by their lengths; names or folders called train,
+    valid and test override that.
     `deeprnn train PATH` reads the same files the same way; --out keeps the result in one .npz file.
     """
 
@@ -162,18 +163,7 @@ class DataImport:
     """A file or folder."""
     kind: Literal["auto", "music", "char", "word"] = "auto"
     """How to read it; auto takes a folder with MIDI files as music and text as characters."""
-    steps_per_beat: int | None = None
-    """Grid steps per beat (quarter note) for MIDI; 4 if not given."""
-    low: int | None = None
-    """Lowest MIDI number kept; 21 if not given."""
-    high: int | None = None
-    """Highest MIDI number kept; 108 if not given."""
-    drums: bool = False
-    """Keep drum tracks as pitches instead of dropping them."""
-    transpose: bool = False
-    """Move every song to C major or C minor."""
-    minimum: int = 1
-    """Least count of a vocabulary entry in the training text; rarer ones become <unk>."""
+    reading: Annotated[Reading, tyro.conf.arg(name="")] = field(default_factory=Reading)
     out: Path | None = None
     """Write the data to this .npz file."""
     max_megabytes: int | None = None
@@ -191,12 +181,11 @@ class DataImport:
             raise UserError(f"--max-megabytes {self.max_megabytes} must be at least 1")
         if self.max_megabytes is not None:
             os.environ["DEEPRNN_MAX_BYTES"] = str(self.max_megabytes * 2**20)
-        given = (self.steps_per_beat, self.low, self.high)
-        default = Grid()
-        parts = (default.steps_per_beat, default.low, default.high)
-        grid = Grid(*(part if value is None else value for value, part in zip(given, parts, strict=True)))
-        chosen = None if given == (None, None, None) else grid  # files with a grid of their own keep it
-        options = Options(self.kind, chosen, self.drums, self.transpose, self.minimum)
+        how = self.reading
+        given = {name: getattr(how, name) for name in ("steps_per_beat", "low", "high")}
+        given = {name: value for name, value in given.items() if value is not None}
+        grid = Grid(**given) if given else None  # files with a grid of their own keep it
+        options = Options(self.kind, grid, how.drums, how.transpose, how.minimum)
         options.progress = lambda paths: progress_bar(paths, "Reading files")
         data, report = import_path(self.path, options)
         if self.out:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deeprnn.console import console
+from deeprnn.console import console, show_rows
 from deeprnn.errors import need
 
 if TYPE_CHECKING:
@@ -15,21 +15,19 @@ if TYPE_CHECKING:
 
 def show_check(entries: list[dict[str, Any]]) -> None:
     """A table of sets and what is to be said about them."""
-    table = need("rich.table", extra="cli").Table(box=None, pad_edge=False)
-    for heading in ("set", "split", "songs", "frames/tokens", "density", "size", "sha256"):
-        numeric = heading in ("songs", "frames/tokens", "density")
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True)
+    headings = ("set", "split", "songs", "frames/tokens", "density", "size", "sha256")
+    rows: list[tuple[str, ...]] = []
     notes = []
     for entry in entries:
-        for row in _check_rows(entry):
-            table.add_row(*row)
+        rows += [(*row, *[""] * (len(headings) - len(row))) for row in _check_rows(entry)]
         if not entry["found"]:
             notes.append(f"{entry['name']}: {entry['get']}")
         if "error" in entry:
             notes.append(f"{entry['name']}: {entry['error']}")
         if count := entry.get("duplicates_across_splits"):
             notes.append(f"{entry['name']}: {count} songs occur in two splits")
-    console().print(table)
+    numbers = ("songs", "frames/tokens", "density")
+    show_rows(headings, rows, right=numbers, spare=("size", "density"))
     for note in notes:
         console().print(note, markup=False)
 
@@ -122,7 +120,7 @@ def import_json(data: MusicData | TextData, report: Report, out: Path | None) ->
 
 
 class DownloadBar:
-    """A progress bar for one set's download on stderr, nothing where that is no terminal."""
+    """What a download does, on stderr: sentences as it goes, and on a terminal a progress bar."""
 
     def __init__(self, name: str) -> None:
         rich = need("rich.progress", extra="cli")
@@ -130,13 +128,17 @@ class DownloadBar:
         columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn())
         self.bar = rich.Progress(*columns, console=screen, disable=not screen.is_terminal)
         self.task = self.bar.add_task(name, total=None)
+        self.name = name
 
-    def __enter__(self):
+    def __enter__(self) -> DownloadBar:
         self.bar.start()
-        return self.update
+        return self
+
+    def tell(self, sentence: str) -> None:
+        self.bar.console.print(f"{self.name}: {sentence}", markup=False)
 
     def __exit__(self, *exception: object) -> None:
         self.bar.stop()
 
-    def update(self, done: int, total: int | None) -> None:
+    def __call__(self, done: int, total: int | None) -> None:
         self.bar.update(self.task, completed=done, total=total)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
+
+from deeprnn.console import program
 
 if TYPE_CHECKING:
     from deeprnn.data.music import MusicData
@@ -33,7 +36,7 @@ class Demo:
     def run(self) -> int:
         """Train both, compare, generate."""
         from deeprnn.commands.train import Train, conduct, set_threads
-        from deeprnn.console import console
+        from deeprnn.console import console, styled
         from deeprnn.runs.folder import new_folder
         from deeprnn.training.recipe import load_recipe, override
         from deeprnn.training.session import load_data
@@ -41,9 +44,8 @@ class Demo:
         screen = console()
         set_threads(self.threads)
         recipes = [override(load_recipe(name), {"seeds": [self.seed]}) for name in RECIPES]
-        screen.print(
-            "[bold]Bach's four-part chorales[/]: predict each frame's notes from all that came before"
-        )
+        what = "predict each frame's notes from all that came before"
+        screen.print(styled(("Bach's four-part chorales", "bold"), f": {what}"))
         data: Any = load_data(recipes[0].data)
         told = ", ".join(f"{len(data.splits[s])} for {s}" for s in ("train", "valid", "test"))
         screen.print(
@@ -52,7 +54,7 @@ class Demo:
         folders = []
         for recipe in recipes:
             folder = new_folder(self.runs, f"demo-{recipe.model.kind}")
-            options = Train("bach", device=self.device)
+            options = Train("bach", device=self.device, threads=self.threads)
             status = conduct(recipe, folder, data=data, options=options, conclusion=False)
             if status:
                 return status
@@ -65,50 +67,55 @@ class Demo:
     def compare(self, folders: list[Path], data: MusicData) -> Path:
         """Both models beside what a model without memory reaches; the better one by validation."""
         from deeprnn.commands import run_view
-        from deeprnn.console import console
+        from deeprnn.console import console, styled, width
         from deeprnn.runs.folder import Run
+        from deeprnn.runs.summary import summary
         from deeprnn.training.evaluate import one_gram
 
         screen = console()
         baseline = one_gram(data, "test")
         rows: list[tuple[str, float]] = [("one-gram (no memory)", baseline)]
-        found = [run_view.summary(Run(folder)) for folder in folders]
+        found = [summary(Run(folder)) for folder in folders]
         rows += [(row["label"], row["test"]) for row in found]
-        screen.print("[bold]nats per frame on the test chorales[/] (shorter is better)")
+        screen.print(styled(("nats per frame on the test chorales", "bold"), ": shorter is better"))
+        longest = max(8, min(36, width() - 42))
         for name, value in rows:
-            share = f"{1 - value / baseline:.0%} less than one-gram" if value != baseline else ""
-            screen.print(
-                f"  {name:<22} {value:7.3f}  [cyan]{'█' * round(36 * value / baseline):<36}[/]  {share}"
-            )
+            share = f"−{1 - value / baseline:.0%}" if value != baseline else ""
+            bar = f"{'█' * round(longest * value / baseline):<{longest}}"
+            screen.print(styled(f"  {name:<22} {value:7.3f}  ", (bar, "cyan"), f"  {share}"))
         for folder, row in zip(folders, found, strict=True):
             run_view.write_curves(folder)
             if "minutes" in Run(folder).info["reason"]:
-                when = f"after {row['epochs']} epochs"
+                when = f"after {row['epochs']} epoch{'s' if row['epochs'] != 1 else ''}"
                 screen.print(f"  ({row['label']} was cut off by time {when}: on an idle machine it goes on)")
         return min(zip(found, folders, strict=True), key=lambda pair: pair[0]["valid"])[1]
 
     def compose(self, folder: Path) -> None:
         """Let the better model write a chorale, and say where it is and what to try next."""
-        from deeprnn.console import console, program
+        from deeprnn.console import console, styled, two_columns
         from deeprnn.generation import generate
         from deeprnn.runs.folder import load_run
 
         screen, run = console(), load_run(folder)
-        screen.print(f"\n[bold]A new chorale[/] by {run.info['label']}, sixteen bars ...")
+        screen.print(styled(("\nA new chorale", "bold"), f" by {run.info['label']}, sixteen bars ..."))
         music: Any = generate.from_run(
             run, seed=self.seed, length=128, temperature=0.9, tempo=80.0, program=19
         )
         for path in music.save(self.out / "chorale", ("mid", "wav", "png")):
-            screen.print(f"  {path}")
-        screen.print(f"  {folder / 'curves.png'} (how it learned)")
-        screen.print("\n[bold]What to try next[/]")
+            screen.print(f"  {path}", soft_wrap=True)
+        screen.print(f"  {folder / 'curves.png'} (how it learned)", soft_wrap=True)
+        screen.print("\nWhat to try next", style="bold")
+        screen.print(two_columns(self.advice(folder)), soft_wrap=True)
+
+    def advice(self, folder: Path) -> list[tuple[str, str]]:
+        """Commands that work from here, whatever folders were chosen, and why."""
         me = program()
-        for command, why in (
-            (f"{me} generate {folder} --primer test:3", "continue a chorale it has never seen"),
-            (f"{me} serve", "hear, see and play with both models in the browser"),
-            (f"{me} describe dots --png out/dots.png", "what a DOT(S)-RNN is"),
+        runs = "" if self.runs == Path("runs") else f" {quote(str(self.runs))}"
+        return [
+            (f"{me} generate {quote(str(folder))} --primer test:3", "continue a chorale it has never seen"),
+            (f"{me} serve{runs}", "hear, see and play with both models in the browser"),
+            (f"{me} describe dots --png {quote(str(self.out / 'dots.png'))}", "what a DOT(S)-RNN is"),
             (f"{me} train my_midi_folder/", "your own music"),
             (f"{me} train book.txt --level char", "your own text"),
             (f"{me} train jsb --model dots", "a cell of the paper's Table 2"),
-        ):
-            screen.print(f"  {command:<58} {why}")
+        ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from deeprnn.console import console
+from deeprnn.console import console, show_rows
 from deeprnn.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ class Describe:
 
     `deeprnn describe --table1` lists the paper's Table 1 beside our counts;
     `deeprnn describe dots --hidden 400 --intermediate 400 --output-hidden 400` any model of the family;
-    `deeprnn describe runs/x` the model of a run.
+    `deeprnn describe lstm --hidden 400` or `my_cells.py:Paced` a cell; `deeprnn describe runs/x` the model of a run.
     """
 
     model: Annotated[str | None, tyro.conf.Positional] = None
-    """rnn, dt, dts, do, dot, dots, srnn, sdts, sdots, or the folder of a run"""
+    """rnn, dt, dts, do, dot, dots, srnn, sdts, sdots, a cell such as lstm or my_cells.py:Paced, or a run's folder"""
     table1: bool = False
     """print the 20 sizes of the paper's Table 1"""
     input: int = 88
@@ -56,6 +56,8 @@ class Describe:
     """units of the output function's hidden layers (as many as --hidden)"""
     input_hidden: tuple[int, ...] = ()
     """units of a deep input function"""
+    options: tuple[str, ...] = ()
+    """arguments of a cell: depth=5 zoneout=0.1"""
     unit: str = "sigmoid"
     """sigmoid, tanh, relu, identity, maxout:N, lp:N"""
     output_unit: str = "sigmoid"
@@ -94,10 +96,10 @@ class Describe:
         """The model asked for."""
         if self.model is None:
             raise UserError(f"name a model ({', '.join(MODELS)}) or a run folder, or ask for --table1")
-        if self.model not in MODELS:
-            return run_spec(self.model)
         from deeprnn.model.models import assemble
 
+        if self.model not in MODELS:
+            return self.cell_spec() or run_spec(self.model)
         deep, deep_output, short, stacked = MODELS[self.model]
         if self.intermediate and not deep:
             raise UserError(
@@ -133,16 +135,36 @@ class Describe:
             input_mlp=self.input_hidden,
         )
 
+    def cell_spec(self) -> ModelSpec | None:
+        """A model whose levels are cells, None where no cell is meant."""
+        from deeprnn.cells import lookup
+        from deeprnn.model.models import assemble
+
+        name = self.model or ""
+        if name not in lookup.LIBRARY and not lookup.is_own(name):
+            return None
+        return assemble(
+            input_size=self.input,
+            output_size=self.input if self.output is None else self.output,
+            hidden_sizes=self.hidden * (self.levels or 1) if len(self.hidden) == 1 else self.hidden,
+            intermediate=self.intermediate,
+            output_hidden=self.output_hidden,
+            output_unit=self.output_unit,
+            output="categorical" if self.text else "bernoulli",
+            output_from=self.output_from,
+            cell=lookup.load(name),
+            cell_options=self.options,
+        )
+
     def draw(self, spec: ModelSpec) -> None:
         """Write the pictures asked for."""
+        from deeprnn.files import write_atomically
         from deeprnn.render import model_diagram
 
         for path, content in ((self.svg, model_diagram.model_svg), (self.png, model_diagram.model_png)):
             if path is None:
                 continue
-            data = content(spec)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data.encode() if isinstance(data, str) else data)
+            write_atomically(path, content(spec))
             console(stderr=True).print(f"wrote {path}")
 
 
@@ -154,8 +176,12 @@ def run_spec(name: str) -> ModelSpec:
     if (Path(name) / "population.json").is_file():  # its members differ in their seeds alone
         path = min(Path(name).glob("*/run.json"), default=path)
     if not path.is_file():
-        known = ", ".join(MODELS)
-        raise UserError(f"{name!r} is neither a model nor the folder of a run: models are {known}")
+        from deeprnn.cells.library import LIBRARY
+
+        raise UserError(
+            f"{name!r} is neither a model nor a cell nor the folder of a run: models are {', '.join(MODELS)}; cells "
+            f"are {', '.join(LIBRARY)}, and your own as my_cells.py:Paced"
+        )
     try:
         info = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -184,9 +210,6 @@ def table1_rows() -> list[dict]:
 
 def show_table1(as_json: bool) -> int:
     """Print Table 1; the exit status tells whether every count agrees."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     from deeprnn.model.paper import LABELS
     from deeprnn.model.structure import short_count
 
@@ -195,28 +218,19 @@ def show_table1(as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=2))
         return 0 if agree else 1
-    title = "Table 1: entries of the weight matrices, biases not counted"
-    table = Table("data", "model", title=title, title_justify="left", box=SIMPLE)
-    table.add_column("units", no_wrap=True)
-    for heading in ("weights", "ours", "paper"):
-        table.add_column(heading, justify="right")
-    table.add_column("equal")
-    previous = ""
-    for row in rows:
-        if previous and row["data"] != previous:
-            table.add_section()
+    console().print("Table 1: entries of the weight matrices, biases not counted\n")
+    headings = ("data", "model", "units", "weights", "ours", "paper", "equal")
+    lines: list[list[str]] = []
+    for number, row in enumerate(rows):
+        first = not number or row["data"] != rows[number - 1]["data"]
+        if first and number:
+            lines.append([""] * len(headings))
         mine = short_count(row["parameters"])
-        table.add_row(
-            row["data"] if row["data"] != previous else "",
-            LABELS[row["model"]],
-            ", ".join(map(str, row["units"])) + (" ×2" if row["model"] == "srnn" else ""),
-            f"{row['parameters']:,}",
-            mine,
-            row["paper"],
-            "yes" if mine == row["paper"] else "[red]no[/red]",
-        )
-        previous = row["data"]
-    console().print(table)
+        sizes = ", ".join(map(str, row["units"])) + (" ×2" if row["model"] == "srnn" else "")
+        equal = "yes" if mine == row["paper"] else "NO"
+        name = row["data"] if first else ""
+        lines.append([name, LABELS[row["model"]], sizes, f"{row['parameters']:,}", mine, row["paper"], equal])
+    show_rows(headings, lines, right=("weights", "ours", "paper"), spare=("weights", "equal"))
     return 0 if agree else 1
 
 
@@ -227,9 +241,9 @@ def show_model(spec: ModelSpec) -> None:
     from deeprnn.model.structure import dissect, equations, label, short_count, symbol
 
     anatomy, out = dissect(spec), console()
-    out.print(f"[bold]{label(spec)}[/bold]\n")
+    out.print(f"{label(spec)}\n", style="bold")
     for line in equations(spec):
-        out.print(f"  {line}", markup=False)
+        out.print(f"  {line}")
     out.print()
     table = Table("matrix", "from", "to", box=None, padding=(0, 2))
     table.add_column("shape", justify="right")
@@ -239,11 +253,13 @@ def show_model(spec: ModelSpec) -> None:
         level = f" of level {target.level}" if target.level else ""
         source = symbol(anatomy.layer(link.source), "t-1" if link.delayed else "t")
         shape = f"{link.rows} × {link.columns}"
-        table.add_row(link.matrix + level, source, symbol(target), shape, f"{link.weights:,}")
+        name = f" ({link.parameter})" if link.parameter else ""
+        table.add_row(link.matrix + level + name, source, symbol(target), shape, f"{link.weights:,}")
     out.print(table)
     weights, rest = anatomy.weights, anatomy.parameters - anatomy.weights
     learned = any(layer.unit.startswith("lp") for layer in anatomy.layers)
     others = "biases, orders and centres of Lp units" if learned else "biases"
+    others = "biases and other vectors" if any(layer.others for layer in anatomy.layers) else others
     out.print(
         f"\n  {weights:,} weights ({short_count(weights)}) and {rest:,} {others}: {anatomy.parameters:,} in all"
     )
@@ -255,7 +271,13 @@ def show_json(spec: ModelSpec) -> None:
 
     anatomy = dissect(spec)
     matrices = [
-        {"name": k.matrix, "from": k.source, "to": k.target, "kind": k.kind, "shape": [k.rows, k.columns]}
+        {
+            "name": k.parameter or k.matrix,
+            "from": k.source,
+            "to": k.target,
+            "kind": k.kind,
+            "shape": [k.rows, k.columns],
+        }
         for k in anatomy.links
     ]
     document = {

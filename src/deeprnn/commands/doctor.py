@@ -82,38 +82,35 @@ def backends() -> list[dict[str, Any]]:
     """For a plain RNN and a DT(S)-RNN of 400 units: the backend chosen on each device, and why."""
     import torch
 
-    from deeprnn.backends import PREFERENCE, TransitionSpec, choose, load, why_not
+    from deeprnn.backends.choose import choose, describe, why_not
+    from deeprnn.backends.protocol import Case
+    from deeprnn.backends.registry import PREFERENCE
+    from deeprnn.cells.deep_transition import DeepTransition
 
-    cases = {
-        "RNN 400": TransitionSpec((400,), ("sigmoid",), (False,)),
-        "DT(S)-RNN 400,400": TransitionSpec((400, 400), ("sigmoid", "sigmoid"), (False, True)),
+    cells = {
+        "RNN 400": DeepTransition((400,), ("sigmoid",), (False,)).cell,
+        "DT(S)-RNN 400,400": DeepTransition((400, 400), ("sigmoid", "sigmoid"), (False, True)).cell,
     }
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    devices = [name for name in PREFERENCE if name != "cuda" or torch.cuda.is_available()]
     out = []
     for device in devices:
-        for label, spec in cases.items():
-            refused = {}
-            for name in PREFERENCE[device]:
-                if (reason := why_not(name, spec, device, torch.float32)) is not None:
-                    refused[name] = reason
-            row: dict[str, Any] = {"device": device, "case": label, "not": refused}
-            row["backend"] = choose(spec, device, torch.float32)
-            if row["backend"] == "cuda":
-                row["kernels"] = kernels(spec)
-            elif row["backend"] == "cpu":
-                row["kernels"] = {"as": load("cpu").describe_choice()}
-            out.append(row)
+        for label, cell in cells.items():
+            case = Case(cell, torch.device(device), torch.float32)
+            reasons = {name: why_not(name, cell.text, device, case.dtype) for name in PREFERENCE[device]}
+            name = choose(cell.text, device, case.dtype)
+            kernels = {f"B={batch}": describe(name, case, batch) for batch in (1, 64)}
+            if len(set(kernels.values())) == 1:
+                kernels = {"any batch": kernels["B=1"]}
+            out.append(
+                {
+                    "device": device,
+                    "case": label,
+                    "not": {refused: reason for refused, reason in reasons.items() if reason is not None},
+                    "backend": name,
+                    "kernels": {batch: text for batch, text in kernels.items() if text},
+                }
+            )
     return out
-
-
-def kernels(spec: Any) -> dict[str, str]:
-    """The kernel that serves one row, and a batch."""
-    import torch
-
-    from deeprnn.backends.cuda import plan
-
-    device = torch.device("cuda")
-    return {f"B={b}": plan(spec, b, device=device)["forward"]["text"] for b in (1, 64)}
 
 
 def data_places() -> dict[str, Any]:
@@ -133,35 +130,35 @@ def data_places() -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     """The same for people."""
-    from deeprnn.console import console
+    from deeprnn.console import console, styled
 
     out = console()
-    out.print(f"[bold]deeprnn[/bold] {found['deeprnn']}   python {found['python']}   {found['platform']}")
+    versions = f" {found['deeprnn']}   python {found['python']}   {found['platform']}"
+    out.print(styled(("deeprnn", "bold"), versions))
     out.print("  ".join(f"{p} {v}" for p, v in found["packages"].items()))
-    out.print("\n[bold]Extras[/bold]")
+    out.print("\nExtras", style="bold")
     for extra, packages in found["extras"].items():
         missing = [p for p, v in packages.items() if v is None]
-        state = (
-            f"[yellow]missing {', '.join(missing)}[/yellow]: pip install 'deeprnn\\[{extra}]'"
-            if missing
-            else "ready"
-        )
-        out.print(f"  {extra:<12} {state}")
+        if missing:
+            remedy = f": pip install 'deeprnn[{extra}]'"
+            out.print(styled(f"  {extra:<12} ", (f"missing {', '.join(missing)}", "yellow"), remedy))
+        else:
+            out.print(f"  {extra:<12} ready")
     cpu = found["cpu"]
-    out.print("\n[bold]Devices[/bold]")
+    out.print("\nDevices", style="bold")
     out.print(f"  CPU: {cpu['cores']} cores, torch uses {cpu['torch_threads']} threads, {cpu['capability']}")
     for gpu in found["gpus"]:
         out.print(f"  GPU: {gpu['name']}, sm {gpu['capability']}, {gpu['memory_gb']} GB")
     if not found["gpus"]:
         out.print("  GPU: none that torch can use")
-    out.print("\n[bold]Backends[/bold] (what backend='auto' takes, fp32)")
+    out.print(styled(("\nBackends", "bold"), " (what backend='auto' takes, fp32)"))
     for row in found["backends"]:
-        out.print(f"  {row['device']:<5} {row['case']:<18} -> [bold]{row['backend']}[/bold]")
-        for batch, text in row.get("kernels", {}).items():
+        out.print(styled(f"  {row['device']:<5} {row['case']:<18} -> ", (row["backend"], "bold")))
+        for batch, text in row["kernels"].items():
             out.print(f"        {batch}: {text}")
         for name, reason in row["not"].items():
             out.print(f"        not {name}: {reason}")
-    out.print("\n[bold]Data[/bold]")
+    out.print("\nData", style="bold")
     for place in found["data"]["folders"]:
         out.print(f"  {place['path']}: {place['state']}")
     for name, path in found["data"]["sets"].items():

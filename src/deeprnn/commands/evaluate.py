@@ -23,7 +23,7 @@ class Evaluate:
     device: str = "auto"
     """auto, cpu or cuda"""
     threads: int = 0
-    """CPU threads; 0: as torch chooses"""
+    """CPU threads; 0: as many as the run was trained with"""
     json: bool = False
     """print one JSON document, and nothing else"""
 
@@ -31,8 +31,9 @@ class Evaluate:
         """Score and print."""
         import json
 
+        from deeprnn.commands import run_view
         from deeprnn.commands.train import set_threads
-        from deeprnn.console import console, escape
+        from deeprnn.console import console, styled
         from deeprnn.errors import UserError
         from deeprnn.model import metrics
         from deeprnn.runs.folder import load_run
@@ -42,6 +43,8 @@ class Evaluate:
 
         set_threads(self.threads)
         found = load_run(self.run_folder)
+        if not self.threads:
+            set_threads(int(found.info.get("environment", {}).get("threads", 0)))
         recipe = Recipe.from_dict(found.recipe)
         data = load_data(recipe.data)
         if data.kind != "music" and found.vocabulary != data.vocabulary:  # type: ignore[union-attr]
@@ -49,16 +52,18 @@ class Evaluate:
                 f"{recipe.data.name} has changed since {found.path} was trained: its vocabulary differs"
             )
         model = found.model().to(pick_device(self.device))
-        if self.dynamic:
-            scores = dynamic_evaluation(model, data, self.split, rate=self.dynamic, chunk=self.chunk)
-        else:
-            scores = evaluate(model, data, self.split, recipe.evaluation)
+        with run_view.ScoringBar(f"scoring {self.split}") as progress:
+            if self.dynamic:
+                options = {"rate": self.dynamic, "chunk": self.chunk, "progress": progress}
+                scores = dynamic_evaluation(model, data, self.split, **options)
+            else:
+                scores = evaluate(model, data, self.split, recipe.evaluation, progress)
         if self.json:
             how = {"dynamic": self.dynamic} if self.dynamic else {}
             print(json.dumps({"run": str(found.path), "split": self.split, **how, **scores}))
             return 0
-        place, told = escape(str(found.path)), metrics.describe(scores)
-        console().print(f"[bold]{place}[/] on {escape(data.name)}, {self.split}: {told}")
+        told = f" on {data.name}, {self.split}: {metrics.describe(scores)}"
+        console().print(styled((str(found.path), "bold"), told))
         for name, value in scores.items():
             console().print(
                 f"  {name:<34} {value:,.4f}" if isinstance(value, float) else f"  {name:<34} {value:,}"

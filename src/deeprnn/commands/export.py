@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +31,20 @@ class Export:
         from deeprnn.runs.folder import load_run
 
         run = load_run(self.run_folder)
-        path = export_onnx(run.model(), self.out, step=self.step)
+        with without_warnings():
+            path = export_onnx(run.model(), self.out, step=self.step)
         form = "one step" if self.step else "whole sequences, dynamic batch and time"
         console().print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB): {form}")
         return 0
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Keep back what exporters say about their own insides: it is meant for their authors. Errors pass."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)

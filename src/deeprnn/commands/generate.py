@@ -36,15 +36,19 @@ class Generate:
     seed: int | None = None
     """the same seed gives the same output (a fresh one, which is shown)"""
     temperature: float = 1.0
-    """below 1 safer, above 1 bolder, 0 always the likeliest"""
+    """below 1 nearer to what is likeliest, above 1 bolder, 0 always the likeliest; music stays as dense"""
     top_k: int | None = None
     """text: choose among the K likeliest symbols only"""
     top_p: float | None = None
     """text: choose among the likeliest symbols that together have this probability"""
-    avoid: tuple[str, ...] = ()
+    avoid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SYMBOL ...")] = ()
     """text: symbols never chosen, as in --avoid '<unk>'"""
     max_notes: int | None = None
-    """music: at most this many notes at once"""
+    """music: at most this many notes at once (as many as the training data has)"""
+    independent: bool = False
+    """music: draw every note by a coin of its own, which leaves their number to chance"""
+    ending: Literal["cadence", "cut"] | None = None
+    """music: on a chord that gives rest, within --length frames (cadence), or after exactly as many (cut)"""
     primer: str | None = None
     """what it begins with: a MIDI or text file, a text, or a piece of the run's data as in test:3"""
     primer_length: int | None = None
@@ -61,13 +65,17 @@ class Generate:
     """music: which files to write"""
     copy_check: bool = True
     """look for the longest passage shared with the training data"""
+    threads: int = 1
+    """CPU threads; one step of a model is too little work to share"""
     json: bool = False
     """print one JSON document to stdout and nothing else there"""
 
     def run(self) -> int:
         """Sample, write, and tell."""
+        from deeprnn.commands.train import set_threads
         from deeprnn.runs.folder import load_run
 
+        set_threads(self.threads)
         run = load_run(self.run_folder)
         seed = secrets.randbelow(1 << 31) if self.seed is None else self.seed
         options = self.options(run, seed)
@@ -77,6 +85,7 @@ class Generate:
             from deeprnn.generation import generate
 
             work = generate.from_run(run, **options)
+        complain_of_silence(work)
         stem = f"{run.name.replace('/', '-')}-seed{seed}"
         files = self.save(work, stem)
         passages, typical, why_not = self.check(run, work)
@@ -93,7 +102,8 @@ class Generate:
         if not self.formats:
             raise UserError("--formats names no format: choose among mid, wav and png")
         optional = {
-            "length": self.length, "max_notes": self.max_notes, "tempo": self.tempo, "program": self.program,
+            "length": self.length, "max_notes": self.max_notes, "ending": self.ending,
+            "independent": self.independent or None, "tempo": self.tempo, "program": self.program,
             "top_k": self.top_k, "top_p": self.top_p, "avoid": self.avoid or None,
         }  # fmt: skip
         chosen = {name: value for name, value in optional.items() if value is not None}
@@ -134,7 +144,7 @@ def stream_text(run: Run, options: dict[str, Any]) -> Text:
 
     primer = options.get("primer") or ""
     if primer and options.get("keep_primer", True):
-        console().print(primer, style="dim", end="", markup=False)
+        console().print(primer, style="dim", end="")
 
     def show(piece: str) -> None:
         sys.stdout.write(piece)
@@ -143,6 +153,19 @@ def stream_text(run: Run, options: dict[str, Any]) -> Text:
     work = generate.text_from_run(run, show=show, **options)
     sys.stdout.write("\n")
     return work
+
+
+def complain_of_silence(work: Music | Text) -> None:
+    """Refuse music without a note, so that no empty files are written; warn where some pieces have none."""
+    from deeprnn.generation.outputs import Music
+
+    if not isinstance(work, Music) or not work.silent:
+        return
+    advice = "try another --seed, a --temperature nearer 1, or a --primer"
+    if len(work.silent) == len(work):
+        raise UserError(f"every frame came out silent, so nothing is written: {advice}")
+    which = ", ".join(str(index + 1) for index in work.silent)
+    console(stderr=True).print(f"warning: no note in {which} of {len(work)}: {advice}")
 
 
 def document(
@@ -199,12 +222,11 @@ def tell(
         f"{label} wrote {steps:,} {unit} in {work.seconds:.2f} s ({steps / max(work.seconds, 1e-9):,.0f} a second); "
         f"again with --seed {seed}",
         style="dim",
-        markup=False,
     )
     for number, (passage, sample) in enumerate(zip(passages, work.sampled, strict=False), 1):
         which = f"{number}: " if len(passages) > 1 else ""
-        about.print(f"{which}{describe(passage, len(sample), unit, typical)}", style="dim", markup=False)
+        about.print(f"{which}{describe(passage, len(sample), unit, typical)}", style="dim")
     if why_not:
-        about.print(why_not, style="dim", markup=False)
+        about.print(why_not, style="dim")
     for path in files:
-        console().print(str(path), markup=False)
+        console().print(str(path))

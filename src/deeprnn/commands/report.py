@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from deeprnn.console import width
 from deeprnn.errors import UserError
 
 
@@ -58,7 +59,7 @@ class Report:
         if self.json:
             print(json.dumps([row.to_dict() for row in table], indent=1, ensure_ascii=False))
         else:
-            print(tables.cells_text(table) if self.cells else tables.text_tables(entries))
+            print(tables.cells_text(table, width()) if self.cells else tables.text_tables(entries, width()))
         return 0
 
     def _page(self) -> int:
@@ -70,7 +71,6 @@ class Report:
                 "--html needs at least one run folder: deeprnn report runs/NAME --html out/report.html"
             )
         path = self.html or Path("out/report.html")
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_report(collect(self.runs), path)
         print(path)
         return 0

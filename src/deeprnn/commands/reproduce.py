@@ -38,6 +38,7 @@ class Reproduce:
 
     def run(self) -> int:
         """Plan, run, and print the table."""
+        from deeprnn.console import console, width
         from deeprnn.reproduction import tables
         from deeprnn.reproduction.run import Settings, default_jobs, describe, plan_of, reproduce
         from deeprnn.training.session import pick_device
@@ -56,10 +57,10 @@ class Reproduce:
             self.ledger,
         )
         if self.plan:
-            print(describe(plan_of(settings), settings))
+            console().print(describe(plan_of(settings), settings))
             return 0
         outcome = reproduce(settings, say=lambda text: print(text, flush=True))
-        print("\n" + tables.text_tables(tables.read_ledger(self.ledger)))
+        print("\n" + tables.text_tables(tables.read_ledger(self.ledger), width()))
         for name, error in outcome.failed.items():
             print(f"failed: {name}: {error}")
         if outcome.unfinished:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deeprnn.console import console, escape, program, show_table
+from deeprnn.cells.lookup import import_option
+from deeprnn.console import console, program, show_rows, styled, two_columns, width
 from deeprnn.errors import MissingExtra, need
 from deeprnn.model import metrics
 from deeprnn.runs.folder import Run, population
+from deeprnn.runs.summary import summary
+from deeprnn.training import saving
 
 if TYPE_CHECKING:
     from deeprnn.training.loop import Trainer
 
-UNITS = {"music": "nats/frame", "char": "bits/char", "word": "perplexity"}
 REFRESH = 0.25
 """seconds between two looks at the running sums"""
 SHOWN = 6
 """members of a population that are shown one by one"""
+WIDE = 80
+"""columns of a terminal on which everything is shown"""
+EPOCH = {"train": 8, "valid": 8, "rate": 8, "norm": 6, "clipped": 7, "steps/s": 8, "time": 7}
+"""an epoch's numbers, and the columns of each"""
 
 
 class View:
@@ -38,16 +45,23 @@ class View:
         count = f"{len(t.members)} models in lockstep, " if len(t.members) > 1 else ""
         paper = f", the paper's {self.paper:g}" if self.paper is not None else ""
         self.screen.print(
-            f"[bold]{escape(str(folder))}[/]: {count}{escape(t.recipe.model.kind)} of {t.layout.total:,} "
-            f"parameters on {escape(t.data.name)}, {t.length:,} updates an epoch, {t.device} "
-            f"({UNITS[t.data.kind]}{paper})"
+            styled(
+                (str(folder), "bold"),
+                f": {count}{saving.label(t.recipe)} of {t.layout.total:,} parameters on {t.data.name}, "
+                f"{t.length:,} updates an epoch, {t.device} ({metrics.HEADLINE[t.data.kind].name}{paper})",
+            )
         )
         if t.epoch > 1 or t.index:
             self.screen.print(f"  going on at epoch {t.epoch}, update {t.index + 1}")
-        names = ("train", "valid", "rate", "norm", "clipped", "steps/s", "time")
-        widths = (8, 8, 8, 6, 7, 8, 7)
-        head = "  ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-        self.screen.print(f"  [dim]epoch  {head}[/]")
+        for remark in t.remarks:
+            self.screen.print(f"  {remark}", style="dim")
+        head = "  ".join(f"{name:>{size}}" for name, size in self._columns().items())
+        self.screen.print(f"  epoch  {head}", style="dim")
+
+    def _columns(self) -> dict[str, int]:
+        """An epoch's numbers and their places; a narrow terminal does without those that seldom matter."""
+        spare = ("norm", "clipped") if width() < WIDE else ()
+        return {name: size for name, size in EPOCH.items() if name not in spare}
 
     def __enter__(self) -> View:
         if self.screen.is_terminal:
@@ -71,6 +85,14 @@ class View:
         self.looked = now
         self.live.update(self._line(trainer, now))
 
+    def scored(self, trainer: Trainer, split: str, done: int, total: int) -> None:
+        """Show how far the scoring of a split has come."""
+        now = time.perf_counter()
+        if self.live is None or now - self.looked < REFRESH:
+            return
+        self.looked = now
+        self.live.update(styled(f"  scoring {split} ", *_bar(done, total), f" {done}/{total}"))
+
     def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
         """One line for the epoch."""
         self.since = (time.perf_counter(), 0)
@@ -78,29 +100,33 @@ class View:
         if not found:
             return
         first = found[0]
-        mark = " [green]*[/]" if any(row["best"] for row in found) else ""
+        mark = " *" if any(row["best"] for row in found) else ""
         done = [m.finished for m in trainer.schedule.members if m.finished]
-        self.screen.print(
-            f"  {first['epoch']:>5}  {_join(found, 'train'):>8}  {_join(found, 'valid'):>8}  "
-            f"{_join(found, 'rate', '.3g'):>8}  {_join(found, 'grad_norm', '.2f'):>6}  "
-            f"{_join(found, 'clipped', '.0%'):>7}  {sum(r['frames_per_second'] for r in found):>8,.0f}  "
-            f"{clock(first['seconds']):>7}{mark}"
-        )
+        cells = {
+            "train": _join(found, "train"),
+            "valid": _join(found, "valid"),
+            "rate": _join(found, "rate", ".3g"),
+            "norm": _join(found, "grad_norm", ".2f"),
+            "clipped": _join(found, "clipped", ".0%"),
+            "steps/s": f"{sum(r['frames_per_second'] for r in found):,.0f}",
+            "time": clock(first["seconds"]),
+        }
+        line = "  ".join(f"{cells[name]:>{size}}" for name, size in self._columns().items())
+        self.screen.print(styled(f"  {first['epoch']:>5}  {line}", (mark, "green")))
         if trainer.schedule.done:
-            self.screen.print(f"  finished: {'; '.join(dict.fromkeys(done))}")
+            splits = ", ".join(trainer.scored_splits)
+            self.screen.print(
+                f"  finished: {'; '.join(dict.fromkeys(done))}; scoring the best epoch on {splits}"
+            )
 
-    def _line(self, t: Trainer, now: float) -> str:
+    def _line(self, t: Trainer, now: float) -> Any:
         sums = t.updater.sums
         nats, count, updates = (float(sums[k].sum()) for k in ("nats", "count", "updates"))
         updates, took = max(1.0, updates), now - self.since[0]
         pace = (t.index - self.since[1]) / max(took, 1e-9)
         left = (t.length - t.index) / max(pace, 1e-9)
-        filled = int(24 * t.index / max(1, t.length))
         best = [m.best for m in t.schedule.members if m.best is not None]
-        first = f"  epoch {t.epoch} [cyan]{'━' * filled}[/][dim]{'━' * (24 - filled)}[/] {t.index}/{t.length}"
-        first += (
-            f"  {clock(left)} left{self._total_left(t, pace)}  {count / max(t.epoch_seconds, 1e-9):,.0f}/s"
-        )
+        rest = f"{clock(left)} left{self._total_left(t, pace)}  {count / max(t.epoch_seconds, 1e-9):,.0f}/s"
         parts = [
             f"train {metrics.headline(t.data.kind, nats, int(count)):.3f}" if count else "",
             f"best valid {metrics.headline(t.data.kind, min(best) * 10**6, 10**6):.3f}" if best else "",
@@ -109,16 +135,20 @@ class View:
             f"clipped {float(sums['clipped'].sum()) / updates:.0%}",
             f"paper {self.paper:g}" if self.paper is not None else "",
         ]
-        return first + "\n  " + "  ".join(part for part in parts if part)
+        return styled(
+            f"  epoch {t.epoch} ",
+            *_bar(t.index, t.length),
+            f" {t.index}/{t.length}  {rest}\n  ",
+            "  ".join(part for part in parts if part),
+        )
 
     def _total_left(self, t: Trainer, pace: float) -> str:
-        stop = t.recipe.stop
-        if not stop.epochs or pace <= 0:
-            return ""
-        left = ((stop.epochs - t.epoch) * t.length + t.length - t.index) / pace
+        stop, left = t.recipe.stop, math.inf
+        if stop.epochs and pace > 0:
+            left = ((stop.epochs - t.epoch) * t.length + t.length - t.index) / pace
         if stop.minutes:
             left = min(left, 60 * stop.minutes - t.seconds)
-        return f" (all: {clock(left)})"
+        return "" if math.isinf(left) else f" (all: {clock(left)})"
 
 
 def _join(rows: Sequence[Mapping[str, Any]], key: str, form: str = ".3f") -> str:
@@ -134,6 +164,37 @@ def clock(seconds: float) -> str:
     minutes, s = divmod(int(max(0.0, seconds)), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def _bar(done: int, total: int) -> tuple[tuple[str, str], tuple[str, str]]:
+    """A progress bar as styled parts, shorter on a narrow terminal."""
+    length = 24 if width() >= WIDE else 10
+    filled = int(length * done / max(1, total))
+    return ("━" * filled, "cyan"), ("━" * (length - filled), "dim")
+
+
+class ScoringBar:
+    """A bar on a terminal's stderr while a split is scored; nothing elsewhere."""
+
+    def __init__(self, title: str) -> None:
+        self.screen, self.title = console(stderr=True), title
+        self.bar: Any = None
+
+    def __enter__(self) -> ScoringBar:
+        if self.screen.is_terminal:
+            self.bar = need("rich.progress", extra="cli").Progress(console=self.screen, transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task(self.title)
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many batches of all are done."""
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
 
 
 class Board:
@@ -168,17 +229,16 @@ COLUMNS = ("run", "model", "data", "status", "epoch", "valid", "test", "paper", 
 """what fits eighty characters"""
 
 
-def results_table(found: Sequence[Run], columns: Sequence[str] = COLUMNS) -> Any:
-    """Runs with their results, as rich shows them."""
-    table = need("rich.table", extra="cli").Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    numbers = ("epoch", "train", "valid", "test", "paper")
-    for name in columns:
-        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=name == "run")
+def show_results(found: Sequence[Run], columns: Sequence[str] = COLUMNS) -> None:
+    """Print runs with their results."""
+    rows = []
     for run in found:
         row = summary(run)
         row |= {"run": run.name, "model": row["label"].removesuffix("-RNN"), "epoch": row["best_epoch"]}
-        table.add_row(*(escape(_cell(row[name])) for name in columns))
-    return table
+        rows.append([_cell(row[name]) for name in columns])
+    unknown = ["paper"] if all(cells[columns.index("paper")] == "-" for cells in rows) else []
+    spare = [name for name in (*unknown, "metric", "data", "train", "status") if name in columns]
+    show_rows(columns, rows, right=("epoch", "train", "valid", "test", "paper"), spare=spare)
 
 
 def _cell(value: Any) -> str:
@@ -187,36 +247,10 @@ def _cell(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def summary(run: Run) -> dict[str, Any]:
-    """A run in one flat dict: the best so far where it is not finished."""
-    info, rows = run.info, run.metrics()
-    headline = metrics.HEADLINE[run.kind]
-    result = info.get("result") or {}
-    best = min(rows, key=lambda r: r["valid"], default=None)
-    out = {
-        "path": str(run.path),
-        "name": run.name,
-        "label": info["label"],
-        "data": info["data"]["name"],
-        "status": run.status,
-        "seed": info["seed"],
-        "parameters": info["parameters"],
-        "metric": info["metric"],
-        "paper": info.get("paper"),
-        "epochs": len(rows),
-        "best_epoch": result.get("best_epoch", best["epoch"] if best else None),
-        "updated": info.get("updated"),
-    }
-    for split in ("train", "valid", "test"):
-        fallback = best["valid"] if best and split == "valid" else None
-        out[split] = result[split][headline] if split in result else fallback
-    return out
-
-
 def write_curves(folder: Path) -> Path | None:
     """Learning curves of a run, or of all members, as curves.png; None without matplotlib."""
+    from deeprnn.files import write_atomically
     from deeprnn.render.curves import comparison_png, curves_png
-    from deeprnn.runs.checkpoint import write_atomically
 
     found = members(folder)
     first = found[0].info
@@ -239,20 +273,21 @@ def conclusion(folder: Path) -> None:
     screen = console()
     found = members(folder)
     screen.print()
-    show_table(results_table(found, ("run", "model", "epoch", "train", "valid", "test", "paper", "metric")))
+    show_results(found, ("run", "model", "epoch", "train", "valid", "test", "paper", "metric"))
     if len(found) > 1:
         screen.print(_spread(found))
     picture = write_curves(folder)
     if picture:
-        screen.print(f"\nlearning curves: {escape(str(picture))}")
-    screen.print("\nnext:")
-    me, place = program(), shlex.quote(str(folder))
-    for command, why in (
+        screen.print(f"\nlearning curves: {picture}")
+    own = import_option(found[0].recipe["model"].get("cell", ""))
+    me, place = program(), f"{shlex.quote(str(folder))} {own}".rstrip()
+    root = folder.parent if str(folder.parent) != "runs" else ""
+    steps = [
         (f"{me} evaluate {place}", "every metric convention"),
         (f"{me} generate {place}", "let it write"),
-        (f"{me} runs", "all runs so far"),
-    ):
-        screen.print(escape(f"  {command:<48} {why}"))
+        (f"{me} runs {shlex.quote(str(root)) if root else ''}".rstrip(), "all runs so far"),
+    ]
+    screen.print(f"\nnext:\n{two_columns(steps)}", soft_wrap=True)
 
 
 def _spread(found: Sequence[Run]) -> str:

@@ -22,14 +22,15 @@ class Runs:
         import json
 
         from deeprnn.commands import run_view
-        from deeprnn.console import console, escape, show_table
+        from deeprnn.console import console
         from deeprnn.errors import UserError
         from deeprnn.runs.folder import list_runs
+        from deeprnn.runs.summary import summary
 
         found = []
         for run in list_runs(self.root):
             try:
-                run_view.summary(run)
+                summary(run)
             except (
                 UserError,
                 KeyError,
@@ -40,15 +41,13 @@ class Runs:
                 reason = (
                     str(error) if isinstance(error, UserError) else "run.json or metrics.jsonl is damaged"
                 )
-                console(stderr=True).print(f"left out {run.path}: {reason}", markup=False)
+                console(stderr=True).print(f"left out {run.path}: {reason}")
             else:
                 found.append(run)
         if self.json:
-            print(json.dumps([run_view.summary(run) for run in found]))
+            print(json.dumps([summary(run) for run in found]))
         elif not found:
-            console().print(
-                f"no runs in {escape(str(self.root))}: `deeprnn demo` makes two, `deeprnn train bach` one"
-            )
+            console().print(f"no runs in {self.root}: `deeprnn demo` makes two, `deeprnn train bach` one")
         else:
-            show_table(run_view.results_table(found))
+            run_view.show_results(found)
         return 0

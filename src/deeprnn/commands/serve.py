@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -31,23 +31,29 @@ class Serve:
     """Further host names to answer to, beside localhost and addresses in numbers."""
     workers: int = 2
     """Threads that compute."""
+    threads: int = 1
+    """CPU threads that each of these uses."""
     queue: int = 64
     """Requests that may wait or compute at once; one more is told to come back later."""
+    edit: Literal["local", "always", "never"] = "local"
+    """When runs may be renamed, tagged and deleted from the page: while only this machine reaches it, or regardless."""
     open: bool = False
     """Open a browser."""
 
     def run(self) -> int:
         """Serve until interrupted."""
-        uvicorn = need("uvicorn", extra="web")
+        need("uvicorn", extra="web")
         need("starlette", extra="web")
         from deeprnn.console import console
         from deeprnn.web.app import create_app
         from deeprnn.web.limits import Limits
+        from deeprnn.web.server import make_server
 
         folders = self.runs or (Path("runs"),)
         self._check()
         names = (*self.names, *(() if _is_address(self.host) else (self.host,)))
-        app = create_app(folders, Limits(workers=self.workers, jobs=self.queue), names)
+        limits = Limits(workers=self.workers, threads=self.threads, jobs=self.queue)
+        server = make_server(create_app(folders, limits, names, self.editable), limits)
         listener = self._listen()
         url = f"http://{_shown(self.host)}:{listener.getsockname()[1]}/"
         console().print(f"deeprnn: {', '.join(map(str, folders))} at {url} (Ctrl+C stops)")
@@ -59,18 +65,20 @@ class Serve:
             import webbrowser
 
             webbrowser.open(url)
-        # More connections than this are refused outright; open curves and waiting requests both count.
-        config = uvicorn.Config(app, log_level="warning", limit_concurrency=512, timeout_keep_alive=10,
-                                timeout_graceful_shutdown=2, server_header=False, ws="none")  # fmt: skip
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
         return 0
+
+    @property
+    def editable(self) -> bool:
+        """Whether the page may change runs: others who reach it have no password to give."""
+        return self.edit == "always" or (self.edit == "local" and _is_local(self.host))
 
     def _check(self) -> None:
         for folder in self.runs:
             if not folder.is_dir():
                 raise UserError(f"there is no folder {str(folder)!r}: name one that holds runs")
-        if self.workers < 1 or self.queue < 1:
-            raise UserError("--workers and --queue must be at least 1")
+        if min(self.workers, self.queue, self.threads) < 1:
+            raise UserError("--workers, --threads and --queue must be at least 1")
 
     def _listen(self) -> socket.socket:
         """Bind here, so that a taken port is a plain message and port 0 can be told."""

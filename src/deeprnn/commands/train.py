@@ -9,9 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from deeprnn.commands.arguments import parse
+from deeprnn.commands.reading import Reading
+from deeprnn.commands.recipe_options import (
+    MEANT,
+    apply,
+    parsed,
+    show_fields,
+    split_overrides,
+    typed_names,
+)
+
 if TYPE_CHECKING:
     from deeprnn.training.evaluate import Data
     from deeprnn.training.recipe import Recipe
+
+
+MOST_THREADS = 1024
+"""The bound is not this machine's cores: going on bit for bit takes as many threads as a run began with."""
 
 
 @dataclass(frozen=True)
@@ -19,19 +34,22 @@ class Train:
     """Train a model on a benchmark set, your own MIDI folder or text file, or by a recipe.
 
     deeprnn train jsb --model dots | deeprnn train recipes/paper/jsb/dots.toml | deeprnn train songs/ |
-    deeprnn train book.txt --level char
+    deeprnn train book.txt --level char | deeprnn train bach --model lstm |
+    deeprnn train bach --model my_cells.py:Paced --model.cell-options depth=3
 
-    Every field of a recipe can be changed by its dotted name: --optimiser.rate 0.5 --model.hidden 300
-    --stop.epochs 20 --regulariser.weight_noise 0 --data.lanes 8. A wrong name lists the right ones.
-    Ctrl-C saves and says how to go on (exit status 130; 143 after SIGTERM).
+    Every field of a recipe can be changed by its dotted name, such as --optimiser.rate 0.5, the most used ones
+    by a short one: --epochs, --minutes, --hidden, --lr, --batch-size, --dropout. `deeprnn train DATA --help`
+    shows their values for that data. Ctrl-C saves and says how to go on (exit status 130; 143 after SIGTERM).
     """
 
-    what: tyro.conf.Positional[str]
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
     """a data set (jsb, nottingham, musedata, ptb-char, ptb-word, bach), a recipe, a file or a folder"""
     model: str = ""
-    """rnn, dts, dots, srnn, dots-star, dt, do, dot or sdts; without it dots"""
+    """rnn, dts, dots, srnn, dots-star, dt, do, dot or sdts; a cell such as lstm, gru, rhn, or your own as
+    my_cells.py:Paced; without it dots"""
     level: Literal["auto", "char", "word"] = "auto"
     """how a text file is read"""
+    reading: Annotated[Reading, tyro.conf.arg(name="")] = field(default_factory=Reading)
     seeds: str = ""
     """1..5 or 1,2,3: as many models, trained in lockstep"""
     rates: str = ""
@@ -43,7 +61,7 @@ class Train:
     device: str = "auto"
     """auto, cpu or cuda"""
     threads: int = 0
-    """CPU threads; 0: as torch chooses"""
+    """CPU threads; 0: the number that is fastest now, which the run then keeps"""
     ledger: Path | None = None
     """also write the finished run's entry into this folder"""
     tensorboard: bool = False
@@ -57,43 +75,61 @@ class Train:
 
     @classmethod
     def from_argv(cls, argv: Sequence[str], prog: str = "deeprnn train") -> Train:
-        """Dotted options go to the recipe, the rest to this command."""
+        """Recipe fields go to the recipe, the rest to this command."""
         from dataclasses import replace
 
         rest, overrides = split_overrides(argv)
-        return replace(tyro.cli(cls, prog=prog, args=rest), overrides=tuple(overrides))
+        try:
+            command = parse(cls, rest, prog, others=typed_names(), meant=MEANT)
+        except SystemExit as end:
+            if not end.code:  # the help has been printed
+                show_fields(*described(rest, overrides))
+            raise
+        return replace(command, overrides=tuple(overrides))
 
     def run(self) -> int:
         """Resolve the recipe, train, and show what came of it."""
-        from deeprnn.console import console, escape
-        from deeprnn.errors import UserError
+        from deeprnn.cells import lookup
+        from deeprnn.console import console
         from deeprnn.runs.folder import new_folder
         from deeprnn.training.defaults import resolve
-        from deeprnn.training.recipe import override, parse_value
-        from deeprnn.training.session import rooted
+        from deeprnn.training.recipe import override
+        from deeprnn.training.session import load_data, pick_device, rooted
 
         set_threads(self.threads)
-        recipe, data, remarks = resolve(self.what, self.model, self.level)
-        changes = {name: parse_value(text) for name, text in self.overrides}
-        changes |= {n: parse_value(t) for n, t in (("seeds", self.seeds), ("rates", self.rates)) if t}
-        recipe = rooted(override(recipe, changes))
-        if any(name.startswith("data.") for name in changes):
-            data = None  # read again, as now described
+        pick_device(self.device)  # before there is a folder
+        overrides = [*self.overrides, *self.reading.overrides()]
+        recipe, data, remarks = resolve(
+            self.what, self._model(parsed(overrides)), self.level, parsed(overrides)
+        )
+        members = [(name, text) for name, text in (("seeds", self.seeds), ("rates", self.rates)) if text]
+        recipe = apply(recipe, [*overrides, *members])
+        if recipe.model.cell:  # a person asks for it, here or in a recipe of theirs: its code may run
+            recipe = override(recipe, {"model.cell": lookup.load(recipe.model.cell)})
+        recipe = rooted(recipe)
+        # Read before there is a folder: what cannot be read leaves none behind.
+        data = data or load_data(recipe.data)
         if not (self.quiet or self.json):
-            for remark in remarks:
-                console().print(escape(remark))
-        stem = f"{Path(recipe.data.name).stem}-{recipe.model.kind}"
+            for remark in (*data.remarks, *remarks):
+                console().print(remark)
+        stem = f"{Path(recipe.data.name).stem}-{recipe.model.name}"
         folder = self._named() if self.name else new_folder(self.out, stem)
-        try:
-            return conduct(recipe, folder, data=data, options=self)
-        except UserError:
-            drop_empty(folder)
-            raise
+        return conduct(recipe, folder, data=data, options=self, new=True)
+
+    def _model(self, changes: dict[str, Any]) -> str:
+        """`--model`, for which `--model.cell` stands too where no recipe says what else the model is."""
+        from deeprnn.training.defaults import is_recipe
+
+        cell = changes.get("model.cell")
+        return cell if isinstance(cell, str) and not self.model and not is_recipe(self.what) else self.model
 
     def _named(self) -> Path:
         from deeprnn.errors import UserError
 
-        folder = self.out / self.name
+        name = Path(self.name)
+        if name.is_absolute() or ".." in name.parts or not name.parts:
+            raise UserError(f"--name {self.name!r} is no name below {self.out}: choose the folder with --out")
+        folder = self.out / name
         if (folder / "recipe.toml").exists():
             raise UserError(
                 f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
@@ -101,56 +137,53 @@ class Train:
         return folder
 
 
-def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Separate `--section.field value` and `--section.field=value` from the other arguments."""
+def described(words: Sequence[str], overrides: Sequence[tuple[str, str]]) -> tuple[Recipe | None, str]:
+    """The recipe that a command line with --help would train, where it names one, and what of."""
     from deeprnn.errors import UserError
+    from deeprnn.training.defaults import resolve
 
-    rest: list[str] = []
-    found: list[tuple[str, str]] = []
-    words = iter(argv)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (name.startswith("--") and "." in name):
-            rest.append(word)
-            continue
-        if not equals:
-            value = next(words, None)
-            if value is None:
-                raise UserError(f"{name} needs a value")
-        found.append((name.removeprefix("--").replace("-", "_"), value))
-    return rest, found
-
-
-def drop_empty(folder: Path) -> None:
-    """Remove a run's folder in which nothing was begun, after an error before the first file."""
-    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {".lock"}:
-        (folder / ".lock").unlink(missing_ok=True)
-        folder.rmdir()
+    try:
+        command = parse(Train, [word for word in words if word not in ("-h", "--help")], quiet=True)
+        recipe, _, _ = resolve(command.what, command.model, command.level)
+        return apply(recipe, overrides), command.what
+    except (UserError, SystemExit):
+        return None, ""
 
 
 def set_threads(threads: int) -> None:
-    """Limit torch to so many CPU threads."""
+    """Use so many CPU threads; 0 changes nothing."""
     from deeprnn.errors import UserError
 
-    if threads < 0:
-        raise UserError(f"--threads must not be negative, got {threads}")
+    if not 0 <= threads <= MOST_THREADS:
+        raise UserError(f"--threads must be from 0 to {MOST_THREADS:,}, got {threads:,}")
     if threads:
-        import torch
+        from deeprnn.training.threads import limit
 
-        torch.set_num_threads(threads)
+        limit(threads)
 
 
-def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, conclusion: bool = True) -> int:
+def conduct(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data: Data | None,
+    options: Any,
+    conclusion: bool = True,
+    new: bool = False,
+) -> int:
     """Run a recipe with everything a person sees; the exit status."""
     import json
     import shlex
     import sys
     from contextlib import ExitStack
 
+    from deeprnn.cells.lookup import import_option
     from deeprnn.commands import run_view
     from deeprnn.console import program
+    from deeprnn.reproduction.entries import record
     from deeprnn.runs import ledger
-    from deeprnn.training import keeping, session
+    from deeprnn.runs.summary import summary
+    from deeprnn.training import saving, session
 
     shown = not (options.quiet or options.json)
     with ExitStack() as stack:
@@ -168,16 +201,27 @@ def conduct(recipe: Recipe, folder: Path, *, data: Data | None, options: Any, co
 
         try:
             device = session.pick_device(options.device)
-            session.run_recipe(recipe, folder, data=data, device=device, watch=watch)
-        except keeping.Interrupted as signal:
+            session.run_recipe(
+                recipe,
+                folder,
+                data=data,
+                device=device,
+                watch=watch,
+                new=new,
+                choose_threads=not options.threads,
+            )
+        except saving.Interrupted as signal:
             stage.close()
-            print(f"saved; go on with: {program()} resume {shlex.quote(str(folder))}", file=sys.stderr)
+            again = f"{shlex.quote(str(folder))} {import_option(recipe.model.cell)}".rstrip()
+            print(f"saved; go on with: {program()} resume {again}", file=sys.stderr)
             return signal.status
     entries = (
-        [ledger.record(run, options.ledger) for run in run_view.members(folder)] if options.ledger else []
+        [record(ledger.entry(run), options.ledger) for run in run_view.members(folder)]
+        if options.ledger
+        else []
     )
     if options.json:
-        print(json.dumps([run_view.summary(run) for run in run_view.members(folder)]))
+        print(json.dumps([summary(run) for run in run_view.members(folder)]))
     elif shown and conclusion:
         run_view.conclusion(folder)
         for path in entries:

@@ -72,6 +72,7 @@ def _load_path(
     from deeprnn.data.importing import Options, import_path
 
     data, report = import_path(path, Options(kind, grid, drums, transpose, minimum))
+    data.remarks = report.summary(data.sizes, "frames" if data.kind == "music" else "symbols")
     skipped = len(report.files) - report.accepted
     remarks = [f"{skipped} of {len(report.files)} files skipped"] if skipped else []
     remarks += [f"{len(report.duplicates)} songs or texts occur in two splits"] if report.duplicates else []

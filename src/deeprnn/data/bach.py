@@ -18,11 +18,12 @@ from xml.etree import ElementTree
 import numpy as np
 
 from deeprnn.data.arrays import read_npz
-from deeprnn.data.files import write_atomically
 from deeprnn.data.music import SPLITS, Grid, MusicData, Songs
-from deeprnn.data.quantise import Losses, render, to_common_tonic
+from deeprnn.data.quantise import Losses, render
 from deeprnn.data.sources import cache_folder
+from deeprnn.data.transposing import to_common_tonic
 from deeprnn.errors import MissingExtra, UserError
+from deeprnn.files import open_atomically
 
 VERSION = 1
 """Raised when parsing or splitting changes, so that older caches are not used."""
@@ -160,7 +161,7 @@ def split_of(title: str) -> str:
 
 
 def _save(place: Path, titles: list[str], songs: Songs) -> None:
-    with write_atomically(place) as file:
+    with open_atomically(place) as file:
         np.savez_compressed(
             file, packed=songs.packed, lengths=songs.lengths, pitches=songs.pitches, titles=np.array(titles)
         )

@@ -9,6 +9,7 @@ The order depends on (seed, epoch) alone and `plan[i]` on nothing but i, so trai
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -67,6 +68,8 @@ def music_chunks(
     Songs go to the lane that is shortest so far; at a lane's end `mask` is False.
     """
     songs = _songs(sequences)
+    if lengths is None:
+        chunk = _fitting(chunk, songs.frames)
     allowed = _allowed(chunk, lengths)
     order = order_of(len(songs), seed, epoch) if shuffle else np.arange(len(songs))
     order = order[songs.lengths[order] > 0]
@@ -103,8 +106,11 @@ def text_chunks(
         raise ValueError(f"a text needs at least two symbols to predict one; it has shape {ids.shape}")
     if lanes < 1 or warm_up < 0:
         raise ValueError(f"lanes={lanes} must be at least 1 and warm_up={warm_up} at least 0")
-    allowed = _allowed(chunk, lengths)
+    warm_up = min(warm_up, len(ids) - 1)
     per_lane = -(-(len(ids) - 1) // lanes)
+    if lengths is None:
+        chunk = _fitting(chunk, per_lane + warm_up)
+    allowed = _allowed(chunk, lengths)
     first = 1 + per_lane * np.arange(lanes)  # the first target of each lane
     total = per_lane + (warm_up if lanes > 1 else 0)
     pieces = _cut(total, chunk, allowed)
@@ -130,6 +136,7 @@ def music_evaluation(sequences: Sequence[np.ndarray], *, chunk: int = 200, width
     rounded up to whole chunks' parts, so few shapes occur.
     """
     songs = _songs(sequences)
+    chunk = _fitting(chunk, int(songs.lengths.max(initial=1)))
     allowed = _allowed(chunk, None)
     order = np.argsort(-songs.lengths, kind="stable")
     order = order[songs.lengths[order] > 0]
@@ -157,17 +164,25 @@ def _songs(sequences: Sequence[np.ndarray]) -> Songs:
     return Songs.pack(sequences, pitches)
 
 
-def _allowed(chunk: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
-    allowed = tuple(sorted({*lengths})) if lengths else chunk_lengths(chunk)
+def _fitting(chunk: int, longest: int) -> int:
+    """`chunk`, cut to where its first quarter holds the longest sequence: all beyond would be padding."""
+    return min(chunk, PARTS * max(1, longest))
+
+
+def _allowed(chunk: int, lengths: Sequence[int] | None) -> Sequence[int]:
+    if isinstance(lengths, range) and lengths.step == 1:
+        allowed = lengths  # as it is: written out, the lengths up to a large chunk would fill the memory
+    else:
+        allowed = tuple(sorted({*lengths})) if lengths else chunk_lengths(chunk)
     if not allowed or allowed[-1] != chunk or allowed[0] < 1:
         raise ValueError(f"lengths={allowed} must be positive and end with chunk={chunk}")
     return allowed
 
 
-def _cut(total: int, chunk: int, allowed: tuple[int, ...]) -> list[int]:
+def _cut(total: int, chunk: int, allowed: Sequence[int]) -> list[int]:
     """Lengths of the batches that cover `total` steps: whole chunks, then the smallest that fits the rest."""
     whole, rest = divmod(total, chunk)
-    return [chunk] * whole + ([next(n for n in allowed if n >= rest)] if rest else [])
+    return [chunk] * whole + ([allowed[bisect_left(allowed, rest)]] if rest else [])
 
 
 def _rows_of(songs: Songs, song: int) -> np.ndarray:

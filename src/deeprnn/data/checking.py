@@ -21,7 +21,7 @@ def describe(data: MusicData | TextData) -> dict[str, Any]:
             "pitches": data.size,
             "grid": data.grid.to_dict() if data.grid else None,
             "sequences": {split: len(songs) for split, songs in data.splits.items()},
-            "frames": {split: songs.frames for split, songs in data.splits.items()},
+            "frames": data.sizes,
             "notes_per_frame": {split: round(songs.density, 3) for split, songs in data.splits.items()},
             "duplicates_across_splits": len(duplicates_across_splits(data)),
             "bytes": sum(songs.nbytes for songs in data.splits.values()),
@@ -29,7 +29,7 @@ def describe(data: MusicData | TextData) -> dict[str, Any]:
     return {
         "kind": data.kind,
         "vocabulary": data.size,
-        "tokens": {split: len(ids) for split, ids in data.splits.items()},
+        "tokens": data.sizes,
         "bytes": sum(ids.nbytes for ids in data.splits.values()),
     }
 

@@ -1,4 +1,7 @@
-"""Downloads that survive a bad line: resumed, retried, checked by sha256 and put in place whole."""
+"""Downloads that survive a bad line: resumed, retried, checked by sha256 and put in place whole.
+
+Ours and not pooch's, which cannot go on with a broken download or bound its size, and needs more packages.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,28 @@ from deeprnn.data.sources import RemoteFile, cache_folder, find_file, sha256_of,
 from deeprnn.errors import UserError
 
 RETRIES = 5
+RETRIES_OFFLINE = 1  # where no connection is made at all: waiting would seldom help
 PAUSE = 1.0  # seconds before the first retry; doubles each time
-TIMEOUT = 30.0
+TIMEOUT = 10.0
 _BLOCK = 1 << 16
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 Progress = Callable[[int, int | None], None]
 """Told (bytes so far, bytes in all or None)."""
 
+Tell = Callable[[str], None]
+"""Told what is being done, in a sentence, before it is done."""
+
 
 class _TryAgain(Exception):
-    pass
+    def __init__(self, reason: str, *, offline: bool = False) -> None:
+        super().__init__(reason)
+        self.offline = offline
 
 
-def get(name: str, *, progress: Progress | None = None) -> list[tuple[Path, bool]]:
+def get(
+    name: str, *, progress: Progress | None = None, tell: Tell = lambda sentence: None
+) -> list[tuple[Path, bool]]:
     """Fetch the files of a set into the cache folder; (place, was it downloaded now) for each.
 
     A file that is already found with the right sha256 is left alone. `DEEPRNN_MIRROR` replaces the public
@@ -45,7 +56,7 @@ def get(name: str, *, progress: Progress | None = None) -> list[tuple[Path, bool
         place = cache_folder() / file.path
         if present not in (None, place):
             raise UserError(f"{present} has the wrong sha256 and hides a downloaded one: move it away first")
-        fetch(address(file), place, file.sha256, progress=progress)
+        fetch(address(file), place, file.sha256, progress=progress, tell=tell)
         results.append((place, True))
     return results
 
@@ -56,7 +67,14 @@ def address(file: RemoteFile) -> str:
     return f"{mirror.rstrip('/')}/{urllib.parse.quote(file.path)}" if mirror else file.url
 
 
-def fetch(url: str, place: Path, sha256: str, *, progress: Progress | None = None) -> None:
+def fetch(
+    url: str,
+    place: Path,
+    sha256: str,
+    *,
+    progress: Progress | None = None,
+    tell: Tell = lambda sentence: None,
+) -> None:
     """Download `url` to `place`, which appears only once its sha256 is right.
 
     A broken connection is continued from the byte it broke at, after a pause that doubles each time. What
@@ -66,10 +84,14 @@ def fetch(url: str, place: Path, sha256: str, *, progress: Progress | None = Non
         raise UserError(f"cannot download {url}: only http and https addresses are fetched")
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(place.name + ".part")
-    reason = ""
-    for attempt in range(RETRIES + 1):
+    reason, attempt, retries = "", 0, RETRIES
+    tell(f"fetching {url}")
+    while attempt <= retries:
         if attempt:
-            time.sleep(PAUSE * 2 ** (attempt - 1))
+            pause = PAUSE * 2 ** (attempt - 1)
+            tell(f"{reason}; trying again in {pause:g} s ({retries - attempt + 1} left)")
+            time.sleep(pause)
+        attempt += 1
         try:
             _continue(url, part, progress)
             if (found := _digest(part)) == sha256:
@@ -79,9 +101,10 @@ def fetch(url: str, place: Path, sha256: str, *, progress: Progress | None = Non
             reason = f"its sha256 is {found[:16]}…, not {sha256[:16]}…"
         except _TryAgain as error:
             reason = str(error)
+            retries = min(RETRIES, RETRIES_OFFLINE) if error.offline else RETRIES
     raise UserError(
-        f"could not download {url} in {RETRIES + 1} attempts: {reason}. "
-        f"Try again later, or put the file at {place} yourself"
+        f"could not download {url} in {attempt} attempt{'s' if attempt > 1 else ''}: {reason}. "
+        f"Check the network (a proxy is taken from $https_proxy), try again later, or put the file at {place} yourself"
     )
 
 
@@ -108,8 +131,10 @@ def _continue(url: str, part: Path, progress: Progress | None) -> None:
         if error.code in _PASSING:
             raise _TryAgain(f"the server answered {error.code} {error.reason}") from error
         raise UserError(f"cannot download {url}: the server answered {error.code} {error.reason}") from error
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise _TryAgain(f"the connection failed ({getattr(error, 'reason', None) or error!r})") from error
+    except urllib.error.URLError as error:
+        raise _TryAgain(f"no connection was made ({error.reason})", offline=True) from error
+    except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        raise _TryAgain(f"the connection failed ({error!r})") from error
 
 
 def _receive(answer: http.client.HTTPResponse, part: Path, have: int, progress: Progress | None) -> None:

@@ -1,13 +1,11 @@
-"""Finding files, writing them whole or not at all, and showing progress."""
+"""Finding files and showing progress."""
 
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 Item = TypeVar("Item")
 
@@ -31,22 +29,6 @@ def files_below(folder: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
             else:
                 others.append((path, "it is no regular file"))  # a pipe could be waited on for ever
     return sorted(files), sorted(others)
-
-
-@contextmanager
-def write_atomically(place: Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes `place` only when all of it is on disk; on an error nothing is left."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    partial = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(place)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def progress_bar(items: Iterable[Item], title: str) -> Iterable[Item]:

@@ -3,56 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from deeprnn.data.cutting import ALONE, Cut, cut_song, cut_text
 from deeprnn.data.files import files_below
 from deeprnn.data.limits import check_bytes, read_bytes
 from deeprnn.data.midi import SUFFIXES as MIDI
 from deeprnn.data.midi import midi_bytes_to_song
-from deeprnn.data.music import SPLITS, Grid, MusicData, Songs
-from deeprnn.data.quantise import Losses, to_common_tonic
+from deeprnn.data.music import Grid, MusicData, Songs
+from deeprnn.data.parts import Item, assign, music_of, text_of
+from deeprnn.data.report import FileReport, Report
 from deeprnn.data.rolls import READERS
-from deeprnn.data.splitting import cut_in_order, duplicates_across_splits, ended, named_split, split_all
+from deeprnn.data.splitting import CUTS, duplicates_across_splits
 from deeprnn.data.text import TextData, text_data
+from deeprnn.data.transposing import to_common_tonic
 from deeprnn.errors import UserError
 
 TEXT = (".txt", ".text", ".md")
-
-
-@dataclass
-class FileReport:
-    """What became of one file."""
-
-    path: str
-    accepted: bool
-    reason: str = ""  # why it was skipped
-    split: str = ""
-    size: int = 0  # frames or characters
-    losses: Losses | None = None
-    notes: list[str] = field(default_factory=list)  # remarks that skip nothing
-
-
-@dataclass
-class Report:
-    """What became of all files, and what is worth knowing before training on them."""
-
-    files: list[FileReport] = field(default_factory=list)
-    losses: Losses = field(default_factory=Losses)
-    duplicates: list[tuple[str, str]] = field(default_factory=list)  # same content in two splits
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def accepted(self) -> int:
-        return sum(file.accepted for file in self.files)
-
-    def reasons(self) -> Counter[str]:
-        """How many files were skipped for each reason (without the part that names the file)."""
-        return Counter(file.reason for file in self.files if not file.accepted)
 
 
 @dataclass
@@ -65,14 +37,6 @@ class Options:
     transpose: bool = False
     minimum: int = 1
     progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda paths: paths
-
-
-@dataclass
-class _Item:
-    path: str
-    content: np.ndarray | str
-    split: str
-    digest: str
 
 
 def import_path(path: Path, options: Options | None = None) -> tuple[MusicData | TextData, Report]:
@@ -99,17 +63,16 @@ def import_path(path: Path, options: Options | None = None) -> tuple[MusicData |
         raise UserError(_nothing_accepted(path, report, music))
     if len(found) > len(paths):
         report.warnings.append(f"{len(found) - len(paths)} hidden files were left out")
-    _assign(items, report)
-    _find_duplicates(items, report)
+    if len(items) == 1 and isinstance(text := items[0].content, str):
+        items[0].cut = cut_text(text, ALONE)
+    assign(items, report)
     name = path.resolve().stem
     if music:
-        return _music_of(name, items, options.grid or Grid(), report), report
-    parts, where = _text_parts(items)
-    if where:
-        next(file for file in report.files if file.accepted).split = f"all three, cut at {where}"
-    kind = "char" if options.kind == "auto" else options.kind
-    data = text_data(name, kind, parts, minimum=options.minimum)
-    _warn_of_empty({split: len(ids) for split, ids in data.splits.items()}, report)
+        data = music_of(name, items, options.grid or Grid())
+    else:
+        kind = "char" if options.kind == "auto" else options.kind
+        data = text_data(name, kind, text_of(items), minimum=options.minimum)
+    report.warn_of_empty(data.sizes)
     return data, report
 
 
@@ -139,7 +102,7 @@ def _begins_as_midi(path: Path) -> bool:
         return False
 
 
-def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) -> tuple[list[_Item], Report]:
+def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) -> tuple[list[Item], Report]:
     items, report, seen, total = [], Report(), {}, 0
     for path in options.progress(paths):
         shown = _shown(path, root)
@@ -151,8 +114,8 @@ def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) 
             digest = hashlib.sha256(data).hexdigest()
             if digest in seen:
                 raise UserError(f"same bytes as {seen[digest]}")
-            content = _read_song(data, entry, options) if music else _read_text(data)
-            total += content.nbytes if isinstance(content, np.ndarray) else len(data)
+            content, cut = _read_song(data, entry, options) if music else _read_text(data)
+            total += 8 * content.nbytes if isinstance(content, np.ndarray) else len(data)
             check_bytes(total, "all files together, up to this one,")
         except UserError as error:
             entry.reason = str(error)
@@ -161,8 +124,8 @@ def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) 
         entry.accepted, entry.size = True, len(content)
         if entry.losses:
             report.losses.add(entry.losses)
-        packed = np.packbits(content, axis=1) if isinstance(content, np.ndarray) else content
-        items.append(_Item(shown, packed, "", digest))
+        held = content.tobytes() if isinstance(content, np.ndarray) else data.removeprefix(BOM_UTF8).strip()
+        items.append(Item(shown, content, digest, hashlib.sha256(held).hexdigest(), cut))
     return items, report
 
 
@@ -173,7 +136,8 @@ def _check_suffix(path: Path, music: bool, alone: bool) -> None:
         raise UserError(f"its name ends in {suffix or 'nothing'}; {' '.join(wanted)} are read here")
 
 
-def _read_song(data: bytes, entry: FileReport, options: Options) -> np.ndarray:
+def _read_song(data: bytes, entry: FileReport, options: Options) -> tuple[np.ndarray, Cut | None]:
+    """A song's packed frames, and where it can be cut."""
     grid = options.grid or Grid()
     song = midi_bytes_to_song(data, grid, drums=options.drums, what="it")
     if not len(song.roll):
@@ -190,10 +154,10 @@ def _read_song(data: bytes, entry: FileReport, options: Options) -> np.ndarray:
         entry.notes.append(f"{song.empty_tracks} of {song.tracks} tracks are empty")
     if song.tempo_changes:
         entry.notes.append(f"{song.tempo_changes} tempo changes (the grid follows beats)")
-    return roll
+    return np.packbits(roll, axis=1), cut_song(roll.sum(1) > 0, grid.steps_per_beat, song.meters, CUTS)
 
 
-def _read_text(data: bytes) -> str:
+def _read_text(data: bytes) -> tuple[str, Cut | None]:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError("it is UTF-16 text: save it as UTF-8")
     if b"\0" in data:
@@ -202,68 +166,24 @@ def _read_text(data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"it is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
-    if not text.strip():
+    if not text or text.isspace():
         raise UserError("it is empty")
-    return text.replace("\r\n", "\n")
-
-
-def _assign(items: list[_Item], report: Report) -> None:
-    """Splits that names give (train.txt, test/a.mid), where all files have one; else by hash of content."""
-    given = [named_split(item.path) for item in items]
-    if set(given) == set(SPLITS):
-        splits, moved = [str(split) for split in given], []
-    else:
-        splits, moved = split_all([item.digest for item in items])
-    accepted = {file.path: file for file in report.files}
-    for item, split in zip(items, splits, strict=True):
-        item.split = accepted[item.path].split = split
-    for i in moved:
-        report.warnings.append(
-            f"too few files to fill every split by hash: {items[i].path} serves as {splits[i]}"
-        )
-
-
-def _find_duplicates(items: list[_Item], report: Report) -> None:
-    seen: dict[str, _Item] = {}
-    for item in items:
-        raw = (
-            item.content.tobytes() if isinstance(item.content, np.ndarray) else item.content.strip().encode()
-        )
-        first = seen.setdefault(hashlib.sha256(raw).hexdigest(), item)
-        if first.split != item.split:
-            report.duplicates.append((f"{first.split}/{first.path}", f"{item.split}/{item.path}"))
-
-
-def _music_of(name: str, items: list[_Item], grid: Grid, report: Report) -> MusicData:
-    splits, names = {}, {}
-    for split in SPLITS:
-        mine = [item for item in items if item.split == split]
-        packed = [np.asarray(item.content) for item in mine]
-        table = np.concatenate(packed) if packed else np.zeros((0, (grid.size + 7) // 8), np.uint8)
-        splits[split] = Songs(table, np.array([len(p) for p in packed], np.int64), grid.size)
-        names[split] = [item.path for item in mine]
-    _warn_of_empty({split: len(songs) for split, songs in splits.items()}, report)
-    return MusicData(name, splits, grid, names)
-
-
-def _text_parts(items: list[_Item]) -> tuple[dict[str, str], str]:
-    """The text of each split; a single file is cut into three, and where is told."""
-    if len(items) == 1:
-        return cut_in_order(str(items[0].content))
-    return {s: "".join(ended(str(i.content)) for i in items if i.split == s) for s in SPLITS}, ""
+    text = text.replace("\r\n", "\n")
+    return text, cut_text(text, CUTS)
 
 
 def _with_own_splits(path: Path, options: Options) -> tuple[MusicData | TextData, Report]:
     data = READERS[path.suffix.lower()](path, grid=options.grid)
     if options.kind not in ("auto", data.kind):
         raise UserError(f"{path} holds {data.kind} data: it cannot be read as {options.kind}")
-    sizes = {k: s.frames if isinstance(s, Songs) else len(s) for k, s in data.splits.items()}
-    report = Report([FileReport(path.name, accepted=True, split="its own", size=sum(sizes.values()))])
+    report = Report([FileReport(path.name, accepted=True, split="its own", size=sum(data.sizes.values()))])
     if isinstance(data, MusicData):
         if options.transpose:
             _transpose(data, report)
         report.duplicates = duplicates_across_splits(data)
-    _warn_of_empty(sizes, report)
+        lengths = {split: data.splits[split].lengths.tolist() for split in data.splits}
+        report.warn_of_large({s: dict(zip(data.names[s], lengths[s], strict=True)) for s in data.splits})
+    report.warn_of_empty(data.sizes)
     return data, report
 
 
@@ -275,14 +195,6 @@ def _transpose(data: MusicData, report: Report) -> None:
         if fallen := sum(lost for _, lost in moved):
             report.warnings.append(
                 f"{fallen:,} sounding steps of {split} left the pitch range when transposed"
-            )
-
-
-def _warn_of_empty(sizes: dict[str, int], report: Report) -> None:
-    for split, size in sizes.items():
-        if not size:
-            report.warnings.append(
-                f"the {split} split is empty: add files, or name files or folders by split"
             )
 
 

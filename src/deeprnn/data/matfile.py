@@ -2,7 +2,7 @@
 
 The music sets are cell arrays of uint8 piano rolls. This reads just such files: numbers and cells, no
 structures, objects or text; every declared size is checked against the bytes that are there, so a damaged
-or hostile file ends in a `UserError`.
+or hostile file ends in a `UserError`. Ours and not scipy's, which would be one more package for the core.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from deeprnn.data.limits import byte_limit, read_bytes
+from deeprnn.data.limits import byte_limit, check_songs, read_bytes
 from deeprnn.errors import UserError
 
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
@@ -22,6 +22,7 @@ _MATRIX, _COMPRESSED = 14, 15
 _CELL_CLASS = 1
 _NUMERIC_CLASSES = range(6, 16)
 _MAX_DEPTH = 8
+_EMPTY = np.zeros((0, 0), np.uint8)  # one for all empty cells, which take eight bytes in a file
 
 MatValue: TypeAlias = "np.ndarray | list[MatValue]"
 
@@ -33,7 +34,7 @@ def read_mat(path: Path) -> dict[str, MatValue]:
         hint = " (it is HDF5, MATLAB 7.3: save it with -v7)" if data[:4] == b"\x89HDF" else ""
         raise UserError(f"{path} is not a MATLAB 5 file{hint}")
     try:
-        return _Reader("<" if data[126:128] == b"IM" else ">").variables(data)
+        return _Reader("<" if data[126:128] == b"IM" else ">").variables(memoryview(data))
     except (_Damaged, struct.error, zlib.error) as error:
         raise UserError(f"{path} is damaged or not of the expected layout: {error}") from error
 
@@ -47,7 +48,7 @@ class _Reader:
         self.order = order
         self.budget = byte_limit()
 
-    def variables(self, data: bytes) -> dict[str, MatValue]:
+    def variables(self, data: memoryview) -> dict[str, MatValue]:
         found: dict[str, MatValue] = {}
         at = 128
         while at + 8 <= len(data):
@@ -61,16 +62,16 @@ class _Reader:
             found[name] = value
         return found
 
-    def inflate(self, body: bytes) -> bytes:
+    def inflate(self, body: memoryview) -> memoryview:
         stream = zlib.decompressobj()
         plain = stream.decompress(body, self.budget + 1)
         self.budget -= len(plain)
         if self.budget < 0:
             raise _Damaged("it inflates beyond the size limit: set DEEPRNN_MAX_BYTES to read it")
-        return plain
+        return memoryview(plain)
 
-    def element(self, data: bytes, at: int, padded: bool = True) -> tuple[int, bytes, int]:
-        """One tagged element: (type, body, where the next begins)."""
+    def element(self, data: memoryview, at: int, padded: bool = True) -> tuple[int, memoryview, int]:
+        """One tagged element: (type, body, where the next begins). Bodies are views: nesting copies nothing."""
         kind, size = struct.unpack_from(self.order + "II", data, at)
         if kind >> 16:  # small format: size and type share one word, up to four bytes of body follow
             kind, size, start, end = kind & 0xFFFF, kind >> 16, at + 4, at + 8
@@ -83,7 +84,7 @@ class _Reader:
             raise _Damaged(f"an element of {size:,} bytes runs past the end")
         return kind, data[start : start + size], end
 
-    def numbers(self, data: bytes, at: int) -> tuple[np.ndarray, int]:
+    def numbers(self, data: memoryview, at: int) -> tuple[np.ndarray, int]:
         kind, body, at = self.element(data, at)
         if kind not in _NUMBERS:
             raise _Damaged(f"element type {kind} is not numeric")
@@ -92,9 +93,9 @@ class _Reader:
             raise _Damaged(f"{len(body)} bytes do not divide into numbers of {dtype.itemsize}")
         return np.frombuffer(body, dtype), at
 
-    def matrix(self, body: bytes, depth: int) -> tuple[str, MatValue]:
+    def matrix(self, body: memoryview, depth: int) -> tuple[str, MatValue]:
         if not body:
-            return "", np.zeros((0, 0), np.uint8)
+            return "", _EMPTY
         flags, at = self.numbers(body, 0)
         dims, at = self.numbers(body, at)
         name, at = self.numbers(body, at)
@@ -112,7 +113,8 @@ class _Reader:
             raise _Damaged(f"array {title!r} has {values.size} numbers for shape {shape}")
         return title, values.reshape(shape, order="F")
 
-    def cells(self, body: bytes, at: int, count: int, depth: int) -> list[MatValue]:
+    def cells(self, body: memoryview, at: int, count: int, depth: int) -> list[MatValue]:
+        check_songs(count, "a cell array")
         if depth >= _MAX_DEPTH:
             raise _Damaged("cells are nested too deeply")
         if count * 8 > len(body):

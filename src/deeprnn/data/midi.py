@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from deeprnn.data.cutting import Meter
 from deeprnn.data.limits import read_bytes
 from deeprnn.data.music import Grid
 from deeprnn.data.quantise import Losses, render
@@ -14,7 +17,7 @@ from deeprnn.errors import UserError, need
 
 __all__ = ["Grid", "MidiSong", "midi_bytes_to_song", "read_midi"]
 
-SUFFIXES = (".mid", ".midi")
+SUFFIXES = (".mid", ".midi", ".kar")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class MidiSong:
     tracks: int
     empty_tracks: int
     tempo_changes: int
+    meters: tuple[Meter, ...]
 
 
 def read_midi(path: Path, grid: Grid | None = None, drums: bool = False) -> MidiSong:
@@ -41,18 +45,21 @@ def midi_bytes_to_song(
     grid = grid or Grid()
     symusic = need("symusic", extra="midi")
     header = _header(data, what)
+    per_beat = int.from_bytes(data[12:14], "big")
     try:
         scores = [symusic.Score.from_midi(part) for part in (_single_tracks(data) if header == 2 else [data])]
         songs = [[(track.is_drum, track.notes.numpy()) for track in score.tracks] for score in scores]
+        tempo_changes = sum(max(0, len(score.tempos) - 1) for score in scores)
+        meters = _meters(scores[0].time_signatures if len(scores) == 1 else (), grid, per_beat)
+        del scores  # as large as all that is kept of it
     except (RuntimeError, ValueError, MemoryError, OverflowError) as error:
         raise UserError(f"{what} is not a readable MIDI file: {error}") from error
-    if (per_beat := int.from_bytes(data[12:14], "big")) < 1:
-        raise UserError(f"{what} has a time division of {per_beat} ticks per beat; it must be positive")
     ons = _note_ons(data)
-    tracks = [track for song in songs for track in song]
+    tracks = [(is_drum, len(notes["time"])) for song in songs for is_drum, notes in song]
     onset, end, pitch = _join([[notes for is_drum, notes in song if drums or not is_drum] for song in songs])
+    del songs
     roll, losses = render(onset, end, pitch, grid, what, per_beat)
-    losses.drums = sum(len(notes["time"]) for is_drum, notes in tracks if is_drum and not drums)
+    losses.drums = sum(count for is_drum, count in tracks if is_drum and not drums)
     losses.notes += losses.drums
     if ons is not None:
         losses.unclosed = max(0, sum(ons) - losses.notes)
@@ -63,7 +70,8 @@ def midi_bytes_to_song(
         type=header,
         tracks=len(ons) if ons is not None else len(tracks),
         empty_tracks=sum(count == 0 for count in ons) if ons is not None else 0,
-        tempo_changes=sum(max(0, len(score.tempos) - 1) for score in scores),
+        tempo_changes=tempo_changes,
+        meters=meters,
     )
 
 
@@ -72,10 +80,23 @@ def _header(data: bytes, what: str) -> int:
         raise UserError(f"{what} is not a MIDI file: it does not begin with a MIDI header")
     if data[12] & 0x80:
         raise UserError(f"{what} counts time in SMPTE frames, not beats: convert it to ticks per quarter")
+    if data[12:14] == b"\0\0":
+        raise UserError(f"{what} has a time division of 0 ticks per beat; it must be positive")
     kind = int.from_bytes(data[8:10], "big")
     if kind > 2:
         raise UserError(f"{what} is of MIDI type {kind}; types 0, 1 and 2 exist")
     return kind
+
+
+def _meters(signatures: Iterable[Any], grid: Grid, per_beat: int) -> tuple[Meter, ...]:
+    """Where bars begin, from a file's time signatures: four beats each where it has none."""
+    steps = grid.steps_per_beat
+    found = [
+        Meter(s.time * steps / per_beat, steps * 4 * s.numerator / s.denominator)
+        for s in signatures
+        if s.numerator > 0 and s.denominator > 0
+    ]
+    return tuple(found) or (Meter(0, 4 * steps),)
 
 
 def _single_tracks(data: bytes) -> list[bytes]:
@@ -100,7 +121,7 @@ def _join(songs: list[list[dict[str, np.ndarray]]]) -> tuple[np.ndarray, ...]:
             end = onset + notes["duration"].astype(np.int64)
             onsets.append(onset)
             ends.append(end)
-            pitches.append(notes["pitch"].astype(np.int64))
+            pitches.append(notes["pitch"].astype(np.int16))
             last = max(last, int(end.max(initial=0)))
         shift = last
     empty = [np.zeros(0, np.int64)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import overload
 
 import numpy as np
 
-from deeprnn.data.limits import check_frames
 from deeprnn.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -23,6 +22,9 @@ class Grid:
     high: int = 108
 
     def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not isinstance(value, int | np.integer):
+                raise UserError(f"{name}={value!r:.40} of a grid is no whole number")
         if not 1 <= self.steps_per_beat <= 96:
             raise UserError(f"steps_per_beat={self.steps_per_beat} is outside 1..96")
         if not 0 <= self.low <= self.high <= 127:
@@ -38,6 +40,9 @@ class Grid:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, int]) -> Grid:
+        known = asdict(cls())
+        if not isinstance(values, Mapping) or not values.keys() <= known.keys():
+            raise UserError(f"a grid is a table of {', '.join(known)}, not {values!r:.60}")
         return cls(**values)
 
 
@@ -45,7 +50,9 @@ class Songs(Sequence[np.ndarray]):
     """Rolls (T, pitches) of zeros and ones, stored end to end at a bit a note and unpacked when asked for."""
 
     def __init__(self, packed: np.ndarray, lengths: np.ndarray, pitches: int) -> None:
-        self.packed = packed  # (sum of lengths, ceil(pitches / 8)) uint8, first pitch in the highest bit
+        self.packed = np.ascontiguousarray(
+            packed
+        )  # (sum of lengths, ceil(pitches / 8)) uint8, first pitch in the highest bit
         self.lengths = np.asarray(lengths, np.int64)
         self.pitches = pitches
         self.starts = np.cumsum(self.lengths) - self.lengths
@@ -77,6 +84,11 @@ class Songs(Sequence[np.ndarray]):
         length = self.lengths[index]
         start = self.starts[index]
         return np.unpackbits(self.packed[start : start + length], axis=1, count=self.pitches)
+
+    def each_packed(self) -> Iterator[np.ndarray]:
+        """The songs one by one as they are stored, an eighth of their size as rolls."""
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            yield self.packed[start : start + length]
 
     @property
     def frames(self) -> int:
@@ -110,6 +122,7 @@ class MusicData:
     grid: Grid | None = None
     names: dict[str, list[str]] = field(default_factory=dict)
     kind: str = "music"
+    remarks: list[str] = field(default_factory=list)  # what to know before training on it
 
     def __post_init__(self) -> None:
         for split, songs in self.splits.items():
@@ -120,16 +133,7 @@ class MusicData:
         """Width of a frame: the model's input and output size."""
         return next(iter(self.splits.values())).pitches
 
-
-def roll_of_notes(frames: Sequence[Iterable[int]], grid: Grid, what: str) -> np.ndarray:
-    """A song given as the MIDI numbers sounding in each frame, as a roll (T, pitches) uint8."""
-    check_frames(len(frames), what)
-    roll = np.zeros((len(frames), grid.size), np.uint8)
-    for t, notes in enumerate(frames):
-        for note in notes:
-            if not grid.low <= note <= grid.high:
-                raise UserError(
-                    f"{what}, frame {t}: MIDI number {note!r} lies outside {grid.low}..{grid.high}"
-                )
-            roll[t, int(note) - grid.low] = 1
-    return roll
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Frames of each split."""
+        return {split: songs.frames for split, songs in self.splits.items()}

@@ -9,6 +9,8 @@ import numpy as np
 from deeprnn.data.limits import check_frames
 from deeprnn.data.music import Grid
 
+_BLOCK = 65_536  # notes worked on at a time, so that they take little memory beyond the roll
+
 
 @dataclass
 class Losses:
@@ -50,68 +52,43 @@ def render(
     losses = Losses(notes=len(pitch))
     inside = (pitch >= grid.low) & (pitch <= grid.high)
     losses.out_of_range = int((~inside).sum())
-    onset, end, pitch = (np.asarray(a, np.int64)[inside] for a in (onset, end, pitch))
-    steps = grid.steps_per_beat
-    start, stop = _nearest(onset * steps, per_beat), _nearest(end * steps, per_beat)
-    losses.moved = int(((onset * steps % per_beat != 0) | (end * steps % per_beat != 0)).sum())
+    start, early = _to_grid(onset[inside], grid.steps_per_beat, per_beat)
+    stop, late = _to_grid(end[inside], grid.steps_per_beat, per_beat)
+    pitch = pitch[inside]
+    losses.moved = int((early | late).sum())
     losses.lengthened = int((stop <= start).sum())
-    stop = np.maximum(stop, start + 1)
+    np.maximum(stop, start + 1, out=stop)
     total = int(stop.max()) if len(stop) else 0
     check_frames(total, what)
     losses.merged, losses.joined = _collisions(start, stop, pitch)
     roll = np.zeros((grid.size, total), np.uint8)  # by pitch first, so that a note is one stretch of memory
-    for p, a, b in zip((pitch - grid.low).tolist(), start.tolist(), stop.tolist(), strict=True):
-        roll[p, a:b] = 1
+    for block in range(0, len(pitch), _BLOCK):
+        part = slice(block, block + _BLOCK)
+        rows, starts, stops = (pitch[part] - grid.low).tolist(), start[part].tolist(), stop[part].tolist()
+        for p, a, b in zip(rows, starts, stops, strict=True):
+            roll[p, a:b] = 1
     return np.ascontiguousarray(roll.T), losses
 
 
-def _nearest(numerator: np.ndarray, denominator: int) -> np.ndarray:
-    return (2 * numerator + denominator) // (2 * denominator)
+def _to_grid(ticks: np.ndarray, steps_per_beat: int, per_beat: int) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest step of each tick, and whether the tick lies off the grid."""
+    nearest, off = np.empty(len(ticks), np.int64), np.empty(len(ticks), bool)
+    for block in range(0, len(ticks), _BLOCK):
+        part = slice(block, block + _BLOCK)
+        scaled = ticks[part].astype(np.int64) * steps_per_beat
+        nearest[part] = (2 * scaled + per_beat) // (2 * per_beat)
+        off[part] = scaled % per_beat != 0
+    return nearest, off
 
 
 def _collisions(start: np.ndarray, stop: np.ndarray, pitch: np.ndarray) -> tuple[int, int]:
     """Notes that overlap an earlier one of their pitch, and notes that follow one without a gap."""
-    if len(start) < 2:
-        return 0, 0
-    order = np.lexsort((stop, start, pitch))
-    start, stop, pitch = start[order], stop[order], pitch[order]
-    # The furthest end so far within each pitch: shifting pitches far apart makes one running maximum do.
-    shift = pitch * (int(stop.max()) + 2)
-    reach = np.maximum.accumulate(stop + shift)[:-1]
-    begin, same = (start + shift)[1:], pitch[1:] == pitch[:-1]
-    return int((same & (begin < reach)).sum()), int((same & (begin == reach)).sum())
-
-
-# Krumhansl and Kessler's probe-tone profiles: how strongly each degree belongs to a key.
-_MAJOR = np.array([6.35, 2.23, 3.48, 2.33, 4.38, 4.09, 2.52, 5.19, 2.39, 3.66, 2.29, 2.88])
-_MINOR = np.array([6.33, 2.68, 3.52, 5.38, 2.60, 3.53, 2.54, 4.75, 3.98, 2.69, 3.34, 3.17])
-
-
-def key_of(roll: np.ndarray, grid: Grid) -> tuple[int, str]:
-    """Tonic (0 = C) and mode by correlation with the key profiles (Krumhansl and Schmuckler)."""
-    weight = np.zeros(12)
-    np.add.at(weight, (np.arange(grid.size) + grid.low) % 12, roll.sum(0))
-    if weight.std() == 0:
-        return 0, "major"
-    best = max(
-        (float(np.corrcoef(np.roll(profile, tonic), weight)[0, 1]), -tonic, mode)
-        for mode, profile in (("major", _MAJOR), ("minor", _MINOR))
-        for tonic in range(12)
-    )
-    return -best[1], best[2]
-
-
-def transpose(roll: np.ndarray, semitones: int) -> tuple[np.ndarray, int]:
-    """The roll shifted in pitch, and how many sounding cells fell off its edges."""
-    moved = np.zeros_like(roll)
-    if semitones >= 0:
-        moved[:, semitones:] = roll[:, : roll.shape[1] - semitones]
-    else:
-        moved[:, :semitones] = roll[:, -semitones:]
-    return moved, int(roll.sum()) - int(moved.sum())
-
-
-def to_common_tonic(roll: np.ndarray, grid: Grid) -> tuple[np.ndarray, int]:
-    """The roll moved by the shortest way to C major or C minor, and the cells that fell off."""
-    tonic, _ = key_of(roll, grid)
-    return transpose(roll, -tonic if tonic <= 6 else 12 - tonic)
+    merged = joined = 0
+    for number in np.unique(pitch):
+        begin, end = start[pitch == number], stop[pitch == number]
+        order = np.lexsort((end, begin))
+        reach = np.maximum.accumulate(end[order])[:-1]  # the furthest end so far
+        begin = begin[order][1:]
+        merged += int((begin < reach).sum())
+        joined += int((begin == reach).sum())
+    return merged, joined

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from deeprnn.data.arrays import read_npz
-from deeprnn.data.files import write_atomically
-from deeprnn.data.limits import check_bytes, check_frames, read_bytes
+from deeprnn.data.jsonfile import read_json_songs
+from deeprnn.data.limits import check_frames, check_memory, check_songs
 from deeprnn.data.matfile import read_mat
-from deeprnn.data.music import SPLITS, Grid, MusicData, Songs, roll_of_notes
+from deeprnn.data.music import SPLITS, Grid, MusicData, Songs
+from deeprnn.data.notelists import SongCollector, listed
 from deeprnn.data.pickles import read_pickle
 from deeprnn.data.text import TextData
 from deeprnn.errors import UserError
-
-_MAX_NOTES = 1024  # a frame may repeat a note, but not without end
+from deeprnn.files import open_atomically
 
 
 def load_mat(path: Path, name: str | None = None, grid: Grid | None = None) -> MusicData:
@@ -34,16 +33,20 @@ def load_mat(path: Path, name: str | None = None, grid: Grid | None = None) -> M
 
 def load_pickle(path: Path, name: str | None = None, grid: Grid | None = None) -> MusicData:
     """A .pickle in Boulanger-Lewandowski's layout: splits of songs of frames of MIDI numbers."""
-    return from_notes(name or path.stem, read_pickle(path), path, grid)
+    content = read_pickle(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}; expected splits {', '.join(SPLITS)}")
+    content = {_text_key(key): value for key, value in content.items()}
+    _require(list(SPLITS), content, path)
+    splits = {split: _songs_of_notes(content[split], path, split, grid or Grid()) for split in SPLITS}
+    return MusicData(name or path.stem, splits, grid)
 
 
 def load_json(path: Path, name: str | None = None, grid: Grid | None = None) -> MusicData:
     """A .json in the same layout; -1 and null are rests."""
-    try:
-        content = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not readable JSON: {error}") from error
-    return from_notes(name or path.stem, content, path, grid)
+    splits = read_json_songs(path, grid or Grid())
+    _require(list(SPLITS), splits, path)
+    return MusicData(name or path.stem, {split: splits[split] for split in SPLITS}, grid)
 
 
 def load_npz(path: Path, name: str | None = None, grid: Grid | None = None) -> MusicData | TextData:
@@ -52,21 +55,14 @@ def load_npz(path: Path, name: str | None = None, grid: Grid | None = None) -> M
     name = name or path.stem
     if "vocabulary" in found:
         return _stored_text(name, found, path)
-    splits = {}
-    for split in SPLITS:
-        if f"{split}_packed" in found:
-            frames = np.unpackbits(_table(found, f"{split}_packed", path), axis=1)
-            frames = frames[:, : _pitches(found, frames.shape[1], path)]
-        else:
-            _require([split], found, path)
-            frames = _table(found, split, path)
-        splits[split] = _cut(frames, found, split, path)
-    if grid is None and "grid" in found:
-        try:
-            grid = Grid(*(int(v) for v in _numbers(found["grid"], path).ravel()[:3]))
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-    data = from_rolls(name, splits, path, grid)
+    grid = grid or _stored_grid(found, path)
+    if f"{SPLITS[0]}_packed" in found:
+        _require([f"{split}_packed" for split in SPLITS], found, path)
+        data = MusicData(name, {split: _stored_songs(found, split, path, grid) for split in SPLITS}, grid)
+    else:
+        _require(list(SPLITS), found, path)
+        rolls = {split: _cut(_table(found, split, path), found, split, path) for split in SPLITS}
+        data = from_rolls(name, rolls, path, grid)
     for split in SPLITS:
         titles = [str(title) for title in found.get(f"{split}_names", np.array([])).ravel()]
         if len(titles) == len(data.splits[split]):
@@ -86,26 +82,20 @@ def save_npz(path: Path, data: MusicData | TextData) -> None:
         for split, songs in data.splits.items():
             arrays |= {f"{split}_packed": songs.packed, f"{split}_lengths": songs.lengths}
             arrays[f"{split}_names"] = np.array(data.names[split], dtype=np.str_)
-    with write_atomically(path) as file:
+    with open_atomically(path) as file:
         np.savez_compressed(file, **arrays)
 
 
-def from_notes(name: str, content: Any, path: Path, grid: Grid | None = None) -> MusicData:
-    """Checked splits of songs of frames of MIDI numbers, as packed songs over the grid's pitches."""
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}; expected splits {', '.join(SPLITS)}")
-    content = {_text_key(key): value for key, value in content.items()}
-    _require(list(SPLITS), content, path)
-    used = grid or Grid()
-    packed = {}
-    for split in SPLITS:
-        songs = _listed(content[split], f"{path}, {split}")
-        # A pickle can list one song a million times over: count before anything is built.
-        frames = sum(len(_listed(song, f"{path}, {split}")) for song in songs)
-        check_bytes(frames * used.size, f"{path}, {split} as a roll,")
-        rolls = (_roll(song, used, f"{path}, song {i} of {split}") for i, song in enumerate(songs))
-        packed[split] = Songs.pack(rolls, used.size)
-    return MusicData(name, packed, grid)
+def _songs_of_notes(value: Any, path: Path, split: str, grid: Grid) -> Songs:
+    what, size = f"{path}, {split}", path.stat().st_size
+    songs = listed(value, what)
+    # A pickle can list one song a million times over: count before anything is built.
+    frames = sum(len(listed(song, what)) for song in songs)
+    check_memory(frames * ((grid.size + 7) // 8), size, what)
+    collector = SongCollector(grid, what, size)
+    for song in songs:
+        collector.add(song)
+    return collector.songs()
 
 
 def from_rolls(
@@ -116,39 +106,14 @@ def from_rolls(
     if -1 in widths or len(widths) > 1:
         raise UserError(f"{path}: songs must all be (frames, pitches) of one width; widths are {widths}")
     width = widths.pop() if widths else 88
-    if not 1 <= width <= 128 or (grid and grid.size != width):
-        raise UserError(f"{path}: frames have {width} pitches; expected {grid.size if grid else '1 to 128'}")
+    _check_width(width, path, grid)
     for split, rolls in splits.items():
+        check_songs(len(rolls), f"{path}, {split}")
         for i, roll in enumerate(rolls):
             check_frames(len(roll), f"{path}, song {i} of {split}")
             if not ((roll == 0) | (roll == 1)).all():
                 raise UserError(f"{path}, song {i} of {split}: a roll holds values other than 0 and 1")
     return MusicData(name, {split: Songs.pack(rolls, width) for split, rolls in splits.items()}, grid)
-
-
-def _roll(song: Any, grid: Grid, what: str) -> np.ndarray:
-    frames = [_frame(frame, what) for frame in _listed(song, what)]
-    return roll_of_notes(frames, grid, what)
-
-
-def _frame(frame: Any, what: str) -> list[int]:
-    notes = []
-    given = _listed([frame] if frame is None or isinstance(frame, int) else frame, what)
-    if len(given) > _MAX_NOTES:
-        raise UserError(f"{what}: a frame lists {len(given):,} notes; MIDI has 128")
-    for note in given:
-        if note is None or note == -1:
-            continue
-        if isinstance(note, bool) or not isinstance(note, (int, float)) or note != note // 1:
-            raise UserError(f"{what}: a {type(note).__name__} stands where a MIDI number is expected")
-        notes.append(int(note))
-    return notes
-
-
-def _listed(value: Any, what: str) -> list[Any] | tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise UserError(f"{what}: expected a list, found {type(value).__name__}")
-    return value
 
 
 def _text_key(key: object) -> str:
@@ -179,22 +144,51 @@ def _table(found: Mapping[str, np.ndarray], key: str, path: Path) -> np.ndarray:
     return table
 
 
-def _pitches(found: Mapping[str, np.ndarray], limit: int, path: Path) -> int:
-    value = found.get("pitches", np.array(limit))
+def _check_width(width: int, path: Path, grid: Grid | None) -> None:
+    if not 1 <= width <= 128 or (grid and grid.size != width):
+        raise UserError(f"{path}: frames have {width} pitches; expected {grid.size if grid else '1 to 128'}")
+
+
+def _stored_grid(found: Mapping[str, np.ndarray], path: Path) -> Grid | None:
+    if "grid" not in found:
+        return None
+    try:
+        return Grid(*(int(v) for v in _numbers(found["grid"], path).ravel()[:3]))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _stored_songs(found: Mapping[str, np.ndarray], split: str, path: Path, grid: Grid | None) -> Songs:
+    """Packed frames as they stand; unpacking them would take eight times the memory."""
+    packed = _table(found, f"{split}_packed", path)
+    value = found.get("pitches", np.array(8 * packed.shape[1]))
     pitches = int(value.ravel()[0]) if value.size and value.dtype.kind in "iu" else 0
-    if not 1 <= pitches <= limit:
-        raise UserError(f"{path}: pitches={pitches} does not fit frames of {limit} bits")
-    return pitches
+    if packed.shape[1] != (pitches + 7) // 8:
+        raise UserError(f"{path}: pitches={pitches} does not fit frames of {8 * packed.shape[1]} bits")
+    _check_width(pitches, path, grid)
+    lengths = _lengths(packed, found, split, path)
+    check_frames(int(lengths.max(initial=0)), f"{path}, a song of {split}")
+    spare = -pitches % 8
+    if (packed[:, -1] & ((1 << spare) - 1)).any():
+        raise UserError(f"{path}: {split}_packed has notes beyond its {pitches} pitches")
+    return Songs(packed, lengths, pitches)
 
 
 def _cut(frames: np.ndarray, found: Mapping[str, np.ndarray], split: str, path: Path) -> list[np.ndarray]:
+    lengths = _lengths(frames, found, split, path)
+    return np.split(frames, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+
+def _lengths(frames: np.ndarray, found: Mapping[str, np.ndarray], split: str, path: Path) -> np.ndarray:
+    """The number of frames of each song; together as many as there are."""
     key = f"{split}_lengths" if f"{split}_lengths" in found else f"{split}_len"
     _require([key], found, path)
+    check_songs(found[key].size, f"{path}, {split}")
     lengths = _numbers(found[key], path).ravel().astype(np.int64)
     total = sum(lengths.tolist())  # in Python's integers: numpy's would wrap around to any number wanted
     if (lengths < 0).any() or total != len(frames):
         raise UserError(f"{path}: {key} sums to {total:,}, but there are {len(frames):,} frames")
-    return np.split(frames, np.cumsum(lengths)[:-1]) if len(lengths) else []
+    return lengths
 
 
 def _stored_text(name: str, found: Mapping[str, np.ndarray], path: Path) -> TextData:

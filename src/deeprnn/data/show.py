@@ -9,6 +9,7 @@ import numpy as np
 from deeprnn.data.music import Grid, MusicData
 from deeprnn.data.text import TextData
 from deeprnn.errors import UserError, need
+from deeprnn.files import open_atomically
 
 _NAMES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
 
@@ -19,13 +20,13 @@ def pitch_name(number: int) -> str:
 
 
 def choose_song(data: MusicData, split: str, index: int) -> np.ndarray:
-    """One song's roll, or an error that says how many there are."""
+    """One song's roll by its number, counted from 1, or an error that says how many there are."""
     songs = data.splits.get(split)
     if songs is None:
         raise UserError(f"split={split!r} is unknown: use one of {', '.join(data.splits)}")
-    if not 0 <= index < len(songs):
-        raise UserError(f"{data.name} has {len(songs)} songs in {split}: index {index} is not among them")
-    return songs[index]
+    if not 1 <= index <= len(songs):
+        raise UserError(f"{data.name} has songs 1 to {len(songs)} in {split}: {index} is not among them")
+    return songs[index - 1]
 
 
 def roll_as_text(roll: np.ndarray, grid: Grid, steps: int = 100, width: int | None = None) -> str:
@@ -75,7 +76,5 @@ def roll_png(path: Path, roll: np.ndarray, grid: Grid, title: str, steps: int = 
     more = f" (first {len(shown):,} of {len(roll):,} steps)" if len(shown) < len(roll) else ""
     axes.set_title(title + more, fontsize=10)
     axes.set_xlabel("beats")
-    try:
-        figure.savefig(path, dpi=120, format="png")  # by any name: a suffix would choose otherwise
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write {path}: {error}") from error
+    with open_atomically(path) as file:
+        figure.savefig(file, dpi=120, format="png")

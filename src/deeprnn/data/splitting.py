@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from deeprnn.data.music import SPLITS, MusicData
 
 SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
-CUTS = (0.9, 0.95)  # of one text: where valid and test begin
+
+CUTS = (SHARES["train"], SHARES["train"] + SHARES["valid"])
+"""Where valid and test begin in a file that is cut."""
+
+LARGEST = 1 / 3
+"""A file that is more of a split than this decides its score almost alone."""
 
 _WORDS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid"}
 _WORDS |= {"dev": "valid", "test": "test"}
@@ -21,20 +27,53 @@ def split_by_hash(digest: str) -> str:
     return "train" if point < SHARES["train"] else "valid" if point < 1 - SHARES["test"] else "test"
 
 
-def split_all(digests: list[str]) -> tuple[list[str], list[int]]:
-    """The split of every file, and which were moved because too few files left a split empty.
+def split_all(sizes: Sequence[int], digests: Sequence[str], can_be_cut: Sequence[bool]) -> list[str | None]:
+    """The split of every file; None for one that is to be cut into all three.
 
-    While every split has a file of its own, this is `split_by_hash` and adding files moves none.
+    By hash where that gives balanced splits, as with many files it does: adding files then moves none.
+    Otherwise files are dealt out from the longest to the shortest, so that every split has its share of the
+    frames and files of all lengths. A file that alone would be more than a third of a split is trained on;
+    where too little else is left to validate and test on, it is cut.
     """
-    splits, moved = [split_by_hash(digest) for digest in digests], []
+    by_hash = [split_by_hash(digest) for digest in digests]
+    if _balanced(by_hash, sizes):
+        return list(by_hash)
+    total = sum(sizes)
+    long = [size > LARGEST * SHARES["valid"] * total for size in sizes]
+    others = sum(size for size, is_long in zip(sizes, long, strict=True) if not is_long)
+    enough = others >= 2 * (SHARES["valid"] + SHARES["test"]) * total
+    cut = [is_long and can and not enough for is_long, can in zip(long, can_be_cut, strict=True)]
+    splits: list[str | None] = [None] * len(sizes)
+    seen = sum(size for size, is_cut in zip(sizes, cut, strict=True) if is_cut)
+    filled = {split: SHARES[split] * seen for split in SPLITS}
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], digests[i])):
+        if cut[i]:
+            continue
+        seen += sizes[i]
+        allowed = SPLITS[:1] if long[i] and enough else SPLITS
+        chosen = max(allowed, key=lambda split: SHARES[split] * seen - filled[split])
+        splits[i] = chosen
+        filled[chosen] += sizes[i]
+    if not any(cut):
+        _fill_empty(splits, sizes)
+    return splits
+
+
+def _balanced(splits: Sequence[str], sizes: Sequence[int]) -> bool:
+    """Whether valid and test have about their share of the frames, and no file in them has too much of it."""
+    for split in SPLITS[1:]:
+        mine = [size for size, name in zip(sizes, splits, strict=True) if name == split]
+        if not 2 / 3 <= sum(mine) / (SHARES[split] * sum(sizes)) <= 3 / 2 or max(mine) > LARGEST * sum(mine):
+            return False
+    return True
+
+
+def _fill_empty(splits: list[str | None], sizes: Sequence[int]) -> None:
+    """Give every split a file, from the one with most, while there are enough: the shortest it has."""
     for wanted in SPLITS:
         donor = max(SPLITS, key=splits.count)
-        if wanted in splits or splits.count(donor) < 2:
-            continue
-        chosen = max((i for i, split in enumerate(splits) if split == donor), key=lambda i: digests[i])
-        splits[chosen] = wanted
-        moved.append(chosen)
-    return splits, moved
+        if wanted not in splits and splits.count(donor) > 1:
+            splits[min((i for i, s in enumerate(splits) if s == donor), key=lambda i: sizes[i])] = wanted
 
 
 def named_split(path: str) -> str | None:
@@ -44,37 +83,13 @@ def named_split(path: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def ended(text: str) -> str:
-    """A text whose last line ends as the others do."""
-    return text if text.endswith("\n") else text + "\n"
-
-
-def cut_in_order(text: str) -> tuple[dict[str, str], str]:
-    """One text as 90 : 5 : 5 in its own order, and where it was cut.
-
-    At line ends by the number of lines, or, where there are too few lines to fill the splits, between
-    words by the number of characters: some corpora are one line.
-    """
-    lines = ended(text).splitlines(keepends=True)
-    first, second = (round(share * len(lines)) for share in CUTS)
-    if 0 < first < second < len(lines):
-        cut = ("".join(part) for part in (lines[:first], lines[first:second], lines[second:]))
-        return dict(zip(SPLITS, cut, strict=True)), "line ends"
-    starts = [round(share * len(text)) for share in CUTS]
-    for i, stop in ((1, len(text)), (0, starts[1])):
-        if space := re.compile(r"\s(?=\S)").search(text, starts[i], stop):
-            starts[i] = space.end()
-    first, second = starts
-    return {"train": text[:first], "valid": text[first:second], "test": text[second:]}, "words"
-
-
 def duplicates_across_splits(data: MusicData) -> list[tuple[str, str]]:
     """Songs of one split whose frames equal a song's of an earlier split, as pairs of names."""
     seen: dict[bytes, tuple[str, str]] = {}
     pairs = []
     for split in data.splits:
-        for name, roll in zip(data.names[split], data.splits[split], strict=True):
-            key = hashlib.sha256(roll.tobytes()).digest()
+        for name, packed in zip(data.names[split], data.splits[split].each_packed(), strict=True):
+            key = hashlib.sha256(packed.tobytes()).digest()
             first = seen.setdefault(key, (split, name))
             if first[0] != split:
                 pairs.append((f"{first[0]}/{first[1]}", f"{split}/{name}"))

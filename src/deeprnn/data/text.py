@@ -1,17 +1,28 @@
-"""Text as streams of characters or words, in the smallest integers that hold the vocabulary."""
+"""Text as streams of characters or words, in the smallest integers that hold the vocabulary.
+
+A text is counted and encoded block by block: a Python object for each of its words, or four bytes for each
+of its characters, are there for one block only.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from deeprnn.data.limits import check_memory
 from deeprnn.errors import UserError
 
 UNKNOWN, END = "<unk>", "<eos>"
+BLOCK = 1 << 18
+"""Characters of a block."""
+
 _CODE_POINTS = 0x110000
+_TYPE_BYTES = 300  # what a distinct word takes: itself, its count and its place in the vocabulary
+_WHITE_SPACE = re.compile(r"\s")
 
 
 @dataclass
@@ -23,9 +34,15 @@ class TextData:
     splits: dict[str, np.ndarray]
     vocabulary: list[str]
     unknown: dict[str, int] = field(default_factory=dict)  # symbols read as <unk>, by split
+    remarks: list[str] = field(default_factory=list)  # what to know before training on it
 
     def __post_init__(self) -> None:
         self._index = {symbol: i for i, symbol in enumerate(self.vocabulary)}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Symbols of each split."""
+        return {split: len(ids) for split, ids in self.splits.items()}
 
     @property
     def size(self) -> int:
@@ -34,7 +51,7 @@ class TextData:
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of a text; a symbol outside the vocabulary becomes `<unk>`, or an error where there is none."""
-        return encode(text if self.kind == "char" else word_symbols(text), self._index)
+        return np.concatenate([encode(block, self._index) for block in symbol_blocks(text, self.kind)])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids: `<eos>` is a line's end."""
@@ -77,6 +94,19 @@ def word_symbols(text: str) -> list[str]:
     return symbols + lines[-1].split()
 
 
+def symbol_blocks(text: str, kind: str) -> Iterator[str | list[str]]:
+    """The symbols of a text in blocks, one at least: characters as strings, words as lists."""
+    at = 0
+    while at == 0 or at < len(text):
+        stop = at + BLOCK
+        if kind == "word":  # no word is torn apart
+            space = _WHITE_SPACE.search(text, stop)
+            stop = space.end() if space else len(text)
+        block = text[at:stop]
+        yield block if kind == "char" else word_symbols(block)
+        at = max(stop, 1)
+
+
 def build_vocabulary(
     symbols: Iterable[str] | Counter[str], *, minimum: int = 1, unknown: bool = True
 ) -> list[str]:
@@ -85,7 +115,8 @@ def build_vocabulary(
     `<unk>` is added where `unknown` asks for it and the text does not already spell it.
     """
     counts = symbols if isinstance(symbols, Counter) else Counter(symbols)
-    kept = sorted((s for s, n in counts.items() if n >= minimum), key=lambda s: (-counts[s], s))
+    kept = sorted(symbol for symbol, count in counts.items() if count >= minimum)
+    kept.sort(key=counts.__getitem__, reverse=True)  # stable: ties stay in order
     if unknown and UNKNOWN not in kept:
         kept.append(UNKNOWN)
     return kept
@@ -125,23 +156,40 @@ def text_data(
     """Streams of characters or words; the vocabulary comes from the training part alone."""
     if kind not in ("char", "word"):
         raise UserError(f"kind={kind!r} is unknown: text is read as 'char' or 'word'")
-    streams = {part: text if kind == "char" else word_symbols(text) for part, text in parts.items()}
-    counts = {part: _counts(stream) for part, stream in streams.items()}
     if vocabulary is None:
-        if not counts.get("train"):
+        if not (counts := _counts(parts.get("train", ""), kind, name)):
             raise UserError(
                 f"{name}: the training part is empty, so there is no vocabulary: add files, or name them by split"
             )
-        vocabulary = build_vocabulary(counts["train"], minimum=minimum, unknown=unknown)
-    index = {symbol: i for i, symbol in enumerate(vocabulary)}
-    ids = {part: encode(stream, index) for part, stream in streams.items()}
-    missing = {part: sum(n for s, n in found.items() if s not in index) for part, found in counts.items()}
-    return TextData(name, kind, ids, list(vocabulary), missing)
+        vocabulary = build_vocabulary(counts, minimum=minimum, unknown=unknown)
+        del counts
+    data = TextData(name, kind, {}, list(vocabulary))
+    for part, text in parts.items():
+        data.splits[part] = data.encode(text)
+        data.unknown[part] = _missing(data, part, text)
+    return data
 
 
-def _counts(stream: str | Sequence[str]) -> Counter[str]:
-    """How often each symbol occurs; a plain string is a stream of characters."""
-    if not isinstance(stream, str):
-        return Counter(stream)
-    counts = np.bincount(code_points(stream), minlength=1)
-    return Counter({chr(code): int(counts[code]) for code in np.flatnonzero(counts)})
+def _counts(text: str, kind: str, name: str) -> Counter[str]:
+    """How often each symbol occurs."""
+    if kind == "word":
+        words: Counter[str] = Counter()
+        for block in symbol_blocks(text, kind):
+            words.update(block)
+            check_memory(_TYPE_BYTES * len(words), len(text), f"{name}, with {len(words):,} different words,")
+        return words
+    totals = np.zeros(_CODE_POINTS, np.int64)
+    for block in symbol_blocks(text, kind):
+        counts = np.bincount(code_points(str(block)), minlength=1)
+        totals[: len(counts)] += counts
+    return Counter({chr(code): int(totals[code]) for code in np.flatnonzero(totals)})
+
+
+def _missing(data: TextData, part: str, text: str) -> int:
+    """How many symbols were read as `<unk>` that do not spell it themselves."""
+    if UNKNOWN not in data.vocabulary:
+        return 0
+    read = int((data.splits[part] == data.vocabulary.index(UNKNOWN)).sum())
+    if data.kind == "char":
+        return read
+    return read - sum(block.count(UNKNOWN) for block in symbol_blocks(text, "word"))

@@ -110,11 +110,6 @@ def values(sequence: np.ndarray) -> np.ndarray:
     return _random(top, seed=1)[sequence]
 
 
-def longest_shared(sample: np.ndarray, pieces: Sequence[np.ndarray], names: Sequence[str] = ()) -> Passage:
-    """The longest passage of one sample that stands in the training pieces."""
-    return Corpus(pieces, names).longest(sample)
-
-
 def check(samples: Sequence[np.ndarray], data: MusicData | TextData) -> tuple[list[Passage], int | None]:
     """The longest shared passage of every sample, and what unseen test pieces of that length share."""
     train, test = data.splits["train"], data.splits.get("test")

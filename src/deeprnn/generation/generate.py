@@ -17,23 +17,30 @@ import numpy as np
 import torch
 
 from deeprnn.errors import UserError
+from deeprnn.generation.ending import end_at_cadence
+from deeprnn.generation.frames import FrameOptions, frame_sampler
 from deeprnn.generation.outputs import Music, Text, spell
-from deeprnn.generation.sampling import check, frame_picker, stream, symbol_picker
+from deeprnn.generation.sampling import check, stream, symbol_picker
 
 if TYPE_CHECKING:
+    from deeprnn.data.music import Grid
     from deeprnn.model.models import SequenceModel
     from deeprnn.runs.folder import Run
 
-MUSIC_OPTIONS = ("max_notes", "tempo", "program")
+MUSIC_OPTIONS = ("max_notes", "independent", "ending", "tempo", "program")
+ENDINGS = ("cadence", "cut")
 TEXT_OPTIONS = ("top_k", "top_p", "avoid")
 
 
 def from_run(run: Run, *, primer: np.ndarray | str | None = None, **options: Any) -> Music | Text:
     """Music or text from a trained run; every option has a default that the run's data suggests.
 
-    For all runs: length, count, seed, temperature, primer, keep_primer. For music: max_notes, tempo,
-    program. For text: top_k, top_p, avoid. `primer` is a text; for music a piano roll (T, K), a MIDI file
-    or a piece of the run's data, as in "test:3".
+    For all runs: length, count, seed, temperature, primer, keep_primer. For music: max_notes, independent,
+    ending, tempo, program. For text: top_k, top_p, avoid.
+
+    `primer` is a text; for music a piano roll (T, K), a MIDI file or a piece of the run's data, as in "test:3".
+    `ending` is "cadence": a piece of four bars or more ends on a chord that gives rest, within its last
+    quarter; or "cut": it is exactly `length` frames long.
     """
     check_options(run, options)
     if run.kind != "music":
@@ -59,26 +66,41 @@ def check_options(run: Run, options: dict[str, Any]) -> None:
 
 
 def _music_from_run(
-    run: Run, primer: Any, *, length: int | None = None, tempo: float = 90.0, program: int = 0, **options: Any
+    run: Run,
+    primer: Any,
+    *,
+    length: int | None = None,
+    max_notes: int | None = None,
+    ending: str = "cadence",
+    tempo: float = 90.0,
+    program: int = 0,
+    **options: Any,
 ) -> Music:
+    from deeprnn.data.music import Grid
     from deeprnn.render.midi import check_playing
 
     check_playing(tempo, program)
-    steps = run.grid.steps_per_beat if run.grid else 4
+    if ending not in ENDINGS:
+        raise UserError(f"ending={ending!r} is unknown: use {' or '.join(ENDINGS)}")
+    grid = run.grid or Grid(low=21, high=20 + run.spec.output_size)
+    steps = grid.steps_per_beat
     wanted = 64 * steps if length is None else length
     given = 0 if primer is None else len(primer)
     model = run.model()
     begin = perf_counter()
-    pieces, probabilities = sample_rolls(model, wanted, primer=primer, **options)
+    most = run.info.get("data", {}).get("most_notes") if max_notes is None else max_notes
+    pieces, probabilities = sample_rolls(model, wanted, primer=primer, max_notes=most, **options)
     seconds = perf_counter() - begin
     kept = given if options.get("keep_primer", True) else 0
+    if ending == "cadence":
+        pieces, probabilities = _ended(pieces, probabilities, grid, kept)
     title = f"{run.info.get('label', 'model')} on {run.info.get('data', {}).get('name', 'data')}"
     return Music(
         pieces=pieces,
         probabilities=probabilities,
         primer=kept,
         steps_per_beat=steps,
-        low=run.grid.low if run.grid else 21,
+        low=grid.low,
         tempo=tempo,
         program=program,
         title=title,
@@ -86,6 +108,18 @@ def _music_from_run(
         temperature=options.get("temperature", 1.0),
         seconds=seconds,
     )
+
+
+def _ended(
+    pieces: list[np.ndarray], probabilities: list[np.ndarray], grid: Grid, given: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Pieces and probabilities up to each one's cadence; a held chord was not drawn and stands at 0 or 1."""
+    ends = [end_at_cadence(piece, grid, given) for piece in pieces]
+    chances = []
+    for (piece, place), p in zip(ends, probabilities, strict=True):
+        held = piece[place + 1 :].astype(np.float32)
+        chances.append(np.concatenate([p[: len(piece) - len(held)], held]))
+    return [piece for piece, _ in ends], chances
 
 
 def text_from_run(
@@ -164,6 +198,7 @@ def sample_rolls(
     primer: np.ndarray | None = None,
     max_notes: int | None = None,
     keep_primer: bool = True,
+    independent: bool = False,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The same, and the probabilities from which each frame was drawn (the primer's own stand at 0 or 1)."""
     steps = stream_music(
@@ -174,6 +209,7 @@ def sample_rolls(
         temperature=temperature,
         primer=primer,
         max_notes=max_notes,
+        independent=independent,
     )
     size = model.spec.output_size
     rolls = np.zeros((count, length, size), np.uint8)
@@ -198,23 +234,21 @@ def stream_music(
     temperature: float = 1.0,
     primer: np.ndarray | None = None,
     max_notes: int | None = None,
+    independent: bool = False,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Frames (count, K) uint8 as they are sampled, each with its probabilities (count, K)."""
-    if model.spec.output != "bernoulli":
-        raise UserError("this model predicts symbols, not frames of notes: sample text from it")
+    keys = model.spec.output_size
+    sampler = frame_sampler(model.spec.output, keys, FrameOptions(temperature, max_notes, independent))
     if model.spec.input_size != model.spec.output_size:
         raise UserError("this model's input and output differ in size: it cannot run on its own output")
     check(length, count, seed, temperature)
-    if max_notes is not None and max_notes < 1:
-        raise UserError(f"max_notes={max_notes} would leave only silence: choose at least 1")
-    keys = model.spec.output_size
     given = np.zeros((0, keys), np.uint8) if primer is None else np.asarray(primer)
     if given.ndim != 2 or given.shape[1] != keys:
         raise UserError(f"the primer has the shape {given.shape}, the model plays frames of {keys} notes")
     given = (given > 0).astype(np.float32)
     # A frame is predicted from the one before it, the first from silence.
     frames = torch.from_numpy(np.concatenate([np.zeros((1, keys), np.float32), given]))
-    steps = stream(model, frames, length, count, seed, keys, frame_picker(temperature, max_notes))
+    steps = stream(model, frames, length, count, seed, sampler.draws, sampler.pick)
     return ((f.astype(np.uint8), p) for f, p in steps if p is not None)
 
 

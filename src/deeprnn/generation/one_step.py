@@ -3,6 +3,9 @@
 `SequenceModel.step` is the truth and serves every model. For a few rows on a CPU most of its time goes into
 calls and into joining matrices anew; here they are joined once, everything that h(t-1) enters is one product,
 and the arithmetic is numpy's, which is the quicker of the two at this size. A test holds both equal.
+
+Products are cut so small that numpy's BLAS computes each on the calling thread. Shared with a second thread, a product
+of microseconds waits for that thread to be scheduled: milliseconds where another process keeps the cores busy.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deeprnn.model.specs import ModelSpec
+from deeprnn.model.overrides import changed, own_method
+from deeprnn.model.specs import PlusSpec
 
 if TYPE_CHECKING:
     from deeprnn.model.models import SequenceModel, State
@@ -23,21 +27,37 @@ if TYPE_CHECKING:
 Array = np.ndarray
 Step = Callable[[Tensor, "State"], "tuple[Tensor, State]"]
 
+ALONE = 2**18
+"""multiplications up to which OpenBLAS, which numpy brings along, does not share a product among threads"""
+ROWS = 4
+"""rows that products are cut for: those of a block of samples"""
+
 
 def fastest_step(model: SequenceModel) -> Step:
     """The quickest way to take one step with this model where it stands."""
     weight = next(model.parameters())
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and can_serve(model.spec):
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and can_serve(model):
         return FewRows(model)
     return model.step
 
 
-def can_serve(spec: ModelSpec) -> bool:
-    """Whether `FewRows` knows the model: plain units, no deep input, no input to upper levels."""
+def can_serve(model: SequenceModel) -> bool:
+    """Whether `FewRows` knows the model: plain ⊕, no deep input or input to upper levels, nothing overridden."""
+    if not all(isinstance(level.spec, PlusSpec) for level in model.levels) or overridden(model):
+        return False
     return all(
-        not level.skip_size and not level.input_mlp_sizes and all(unit in UNITS for unit in level.units)
-        for level in spec.levels
-    ) and all(unit in UNITS for unit in spec.predict.units)
+        not spec.skip_size and not spec.input_mlp_sizes and all(unit in UNITS for unit in spec.units)
+        for spec in (level.spec for level in model.levels)
+    ) and all(unit in UNITS for unit in model.predict.spec.units)
+
+
+def overridden(model: SequenceModel) -> bool:
+    """Whether somebody gave the model, or an operator of it, a step of its own, or hooks."""
+    return (
+        own_method(model, "step") is not None
+        or any(changed(level, "forward", "layers", "project", "_phi", weights=True) for level in model.levels)
+        or changed(model.predict, "forward", "last_layer", "_phi", weights=True) is not None
+    )
 
 
 def sigmoid(a: Array) -> Array:
@@ -76,6 +96,19 @@ class FewRows:
         return torch.from_numpy(self.output(top)), tuple(torch.from_numpy(h) for h in new)
 
 
+class Product:
+    """x @ W, for a few rows of x, in parts of columns that each stay on one thread."""
+
+    def __init__(self, W: Array) -> None:
+        wide = max(1, ALONE // (ROWS * max(1, len(W))))
+        self.parts = [np.ascontiguousarray(W[:, at : at + wide]) for at in range(0, W.shape[1], wide)]
+
+    def __call__(self, x: Array) -> Array:
+        if len(self.parts) == 1:
+            return x @ self.parts[0]
+        return np.concatenate([x @ part for part in self.parts], axis=1)
+
+
 class _Level:
     """One ⊕: U of all layers side by side, and W_1 beside every S."""
 
@@ -86,7 +119,8 @@ class _Level:
         self.slices = [slice(int(end - size), int(end)) for end, size in zip(ends, spec.sizes, strict=True)]
         entering = [n for n, has in enumerate(spec.inputs, 1) if has]
         parts = [_array(level, f"U{n}") for n in entering]
-        self.U = np.ascontiguousarray(np.concatenate(parts if self.symbols else [u.T for u in parts], axis=1))
+        U = np.ascontiguousarray(np.concatenate(parts if self.symbols else [u.T for u in parts], axis=1))
+        self.enter = U.__getitem__ if self.symbols else Product(U)
         whole = all(spec.inputs)
         columns = [np.arange(s.start, s.stop) for n, s in enumerate(self.slices, 1) if n in entering]
         self.columns = None if whole else np.concatenate(columns)
@@ -99,27 +133,27 @@ class _Level:
             _array(level, "W1"),
             *(_array(level, f"S{n}") for n, s in enumerate(spec.shortcuts, 1) if s),
         ]
-        self.H = np.ascontiguousarray(np.concatenate(from_state).T)  # (H, M_1 + Σ widths with S)
+        self.H = Product(np.concatenate(from_state).T)  # (H, M_1 + Σ widths with S)
         self.shortcuts = spec.shortcuts
-        self.W = [np.ascontiguousarray(_array(level, f"W{n}").T) for n in range(2, spec.depth + 1)]
+        self.W = [Product(_array(level, f"W{n}").T) for n in range(2, spec.depth + 1)]
         self.units = [UNITS[unit] for unit in spec.units]
 
     def __call__(self, x: Array, h: Array) -> Array:
-        entered = self.U[x] if self.symbols else x @ self.U
+        entered = self.enter(x)
         if self.columns is not None:
             a = np.tile(self.b, (len(h), 1))
             a[:, self.columns] += entered
         else:
             a = entered
             a += self.b
-        from_state = h @ self.H
+        from_state = self.H(h)
         used = self.slices[0].stop
         z = a[:, self.slices[0]]
         z += from_state[:, :used]
         z = self.units[0](z)
         for n, W in enumerate(self.W, 1):
             at = self.slices[n]
-            total = z @ W
+            total = W(z)
             total += a[:, at]
             if self.shortcuts[n]:
                 total += from_state[:, used : used + total.shape[1]]
@@ -134,20 +168,20 @@ class _Output:
     def __init__(self, predict: Predict) -> None:
         spec = predict.spec
         count = len(spec.sizes) + 1
-        self.V = [np.ascontiguousarray(_array(predict, f"V{n}").T) for n in range(1, count + 1)]
+        self.V = [Product(_array(predict, f"V{n}").T) for n in range(1, count + 1)]
         self.b = [_array(predict, f"b{n}") if spec.bias else None for n in range(1, count + 1)]
-        self.K = np.ascontiguousarray(_array(predict, "K").T) if spec.shortcut else None
+        self.K = Product(_array(predict, "K").T) if spec.shortcut else None
         self.units = [*(UNITS[unit] for unit in spec.units), UNITS["identity"]]
 
     def __call__(self, h: Array) -> Array:
         y = h
         for V, b, unit in zip(self.V, self.b, self.units, strict=True):
-            y = y @ V
+            y = V(y)
             if b is not None:
                 y += b
             y = unit(y)
         if self.K is not None:
-            y += h @ self.K
+            y += self.K(h)
         return y
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from deeprnn.data.files import write_atomically
 from deeprnn.data.text import END
 from deeprnn.errors import UserError
+from deeprnn.files import write_atomically
 
 FORMATS = ("mid", "wav", "png")
 
@@ -40,6 +40,11 @@ class Music:
     def sampled(self) -> list[np.ndarray]:
         """The pieces without their primer."""
         return [piece[self.primer :] for piece in self.pieces]
+
+    @property
+    def silent(self) -> list[int]:
+        """Which pieces hold no note that was sampled, by their index."""
+        return [index for index, piece in enumerate(self.sampled) if not piece.any()]
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter(self.pieces)
@@ -92,8 +97,7 @@ class Music:
         for index, path in enumerate(numbered(stem, len(self))):
             for name in formats:
                 place = path.with_name(f"{path.name}.{name}")
-                with write_atomically(place) as file:
-                    file.write(makers[name](index))
+                write_atomically(place, makers[name](index))
                 written.append(place)
         return written
 
@@ -133,8 +137,7 @@ class Text:
         plain = str(stem).removesuffix(".txt")
         for text, path in zip(self.texts, numbered(plain, len(self)), strict=True):
             place = path.with_name(f"{path.name}.txt")
-            with write_atomically(place) as file:
-                file.write(text.encode())
+            write_atomically(place, text)
             written.append(place)
         return written
 

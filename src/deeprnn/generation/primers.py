@@ -19,10 +19,10 @@ PIECE_BEATS = 8  # how much of a named piece is given when nobody says
 def run_data(run: Run) -> MusicData | TextData:
     """The data a run was trained on, read again; a UserError where it is not to be found."""
     from deeprnn.data import TextData
-    from deeprnn.training.recipe import load_recipe
+    from deeprnn.training.recipe import Recipe
     from deeprnn.training.session import load_data
 
-    part = load_recipe(run.path / "recipe.toml").data
+    part = Recipe.from_dict(run.recipe).data
     data = load_data(part)
     if isinstance(data, TextData) and data.vocabulary != run.vocabulary:
         raise UserError(f"{part.name} has changed since the run was trained: its vocabulary is another")

@@ -26,6 +26,7 @@ LIMIT = 1_000_000  # steps of one sample: more is a slip of the keyboard
 MOST = 10_000  # samples at once
 TOTAL = 2_000_000  # steps of all samples together: they and their probabilities are kept in memory
 PART = 1024  # steps of a primer heard at once: a long one's logits over all words would not fit
+FEW = 512  # likeliest symbols among which top-p mostly finds its share
 COLD = 1e-9  # temperatures below are 0: dividing by them leaves the range of floats
 
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -34,8 +35,8 @@ Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 def check(length: int, count: int, seed: int, temperature: float) -> None:
     """Refuse options that make no sense for any kind of sample."""
-    if not 0 <= length <= LIMIT:
-        raise UserError(f"length={length} must be from 0 to {LIMIT:,}")
+    if not 1 <= length <= LIMIT:
+        raise UserError(f"length={length} must be from 1 to {LIMIT:,}")
     if not 1 <= count <= MOST:
         raise UserError(f"count={count} must be from 1 to {MOST:,}")
     if count * length > TOTAL:
@@ -107,48 +108,54 @@ def generator(seed: int, sample: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
 
 
-def frame_picker(temperature: float, max_notes: int | None) -> Pick:
-    """Choose frames: notes (B, K) drawn independently, and their probabilities."""
-
-    def pick(logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        p = torch.sigmoid(logits / temperature) if temperature >= COLD else (logits > 0).float()
-        on = u < p
-        if max_notes is not None and max_notes < on.shape[1]:
-            # Where more notes were drawn than allowed, the likeliest of them stay.
-            ranked = torch.where(on, p, -1.0).topk(max_notes, dim=1).indices
-            on &= torch.zeros_like(on).scatter_(1, ranked, True)
-        return on.float(), p
-
-    return pick
-
-
 def symbol_picker(temperature: float, top_k: int | None, top_p: float | None, avoid: list[int]) -> Pick:
-    """Choose symbols: one a row (B,), by the inverse of the cumulative distribution."""
+    """Choose symbols: one a row (B,), by the inverse of the cumulative distribution.
+
+    By numpy, on one thread: torch shares the softmax of four rows of fifty symbols among all cores, and where another
+    process keeps one of them busy a symbol then takes thirty milliseconds.
+    """
 
     def pick(logits: Tensor, u: Tensor) -> tuple[Tensor, None]:
+        values = logits.cpu().numpy()
         if avoid:
-            logits = logits.index_fill(1, torch.tensor(avoid, device=logits.device), -math.inf)
+            values = values.copy()
+            values[:, avoid] = -math.inf
         if temperature < COLD:
-            return logits.argmax(1), None
-        p = torch.softmax(logits / temperature, 1)
-        order = None
-        if top_k is not None or top_p is not None:
-            p, order = _likeliest(p, top_k, top_p)
-        total = p.cumsum(1, dtype=torch.float64)
-        place = torch.searchsorted(total, u.double() * total[:, -1:], right=True)
-        place = place.clamp_max(p.shape[1] - 1)  # rounding may carry u past the end
-        return (place if order is None else order.gather(1, place))[:, 0], None
+            ids = values.argmax(1)
+        else:
+            weights = np.exp((values - values.max(1, keepdims=True)) / temperature, dtype=np.float64)
+            rows = zip(weights, u[:, 0].tolist(), strict=True)
+            ids = np.array([_draw(w, point, top_k, top_p) for w, point in rows])
+        return torch.from_numpy(ids).to(logits.device), None
 
     return pick
 
 
-def _likeliest(p: Tensor, top_k: int | None, top_p: float | None) -> tuple[Tensor, Tensor]:
-    """Probabilities in falling order, those left out at zero, and the symbols they belong to."""
-    size = p.shape[1]
-    ranked, order = p.topk(min(size, top_k or 512), dim=1)
+def _draw(weights: np.ndarray, point: float, top_k: int | None, top_p: float | None) -> int:
+    """The symbol that a point of [0, 1) falls on, where symbols have shares of it by their weights."""
+    order = None
+    if top_k is not None or top_p is not None:
+        order = _likeliest(weights, top_k, top_p)
+        weights = weights[order]
+    total = weights.cumsum()
+    place = int(np.searchsorted(total, point * total[-1], side="right"))
+    place = min(place, len(weights) - 1)  # rounding may carry the point past the end
+    return place if order is None else int(order[place])
+
+
+def _likeliest(weights: np.ndarray, top_k: int | None, top_p: float | None) -> np.ndarray:
+    """The symbols among which the choice is made, the likeliest first."""
+    order = _largest(weights, top_k or FEW)
     if top_p is None:
-        return ranked, order
-    if top_k is None and float(ranked.sum(1).min()) < top_p:  # seldom: sorting all symbols is slow
-        ranked, order = p.topk(size, dim=1)
-    before = ranked.cumsum(1, dtype=torch.float64) - ranked
-    return torch.where(before < top_p, ranked, 0.0), order  # the first always stays
+        return order
+    share = top_p * weights.sum()
+    if top_k is None and weights[order].sum() < share:  # seldom: sorting all symbols is slow
+        order = _largest(weights, len(weights))
+    before = weights[order].cumsum() - weights[order]
+    return order[: max(1, int((before < share).sum()))]  # the first always stays
+
+
+def _largest(weights: np.ndarray, count: int) -> np.ndarray:
+    count = min(count, len(weights))
+    found = np.argpartition(-weights, count - 1)[:count]
+    return found[np.argsort(-weights[found], kind="stable")]

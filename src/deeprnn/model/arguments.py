@@ -1,34 +1,49 @@
-"""The settings of a layer, checked: what is refused is named, with its value and the remedy."""
+"""Settings and inputs, checked: what is refused is named, with its value and the remedy."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 
-from deeprnn.backends import REGISTRY
+from torch import Tensor
+
+from deeprnn.backends.registry import MODULES as BACKENDS
 from deeprnn.errors import UserError
 from deeprnn.model import units
+from deeprnn.model.tracing import is_symbolic
 from deeprnn.model.units import Unit
 
 
 def check_settings(
-    num_layers: int, bias: bool, batch_first: bool, dropout: float, bidirectional: bool, backend: str
+    input_size: int,
+    hidden_size: int,
+    num_layers: int,
+    bias: bool,
+    batch_first: bool,
+    dropout: float,
+    bidirectional: bool,
+    backend: str,
 ) -> None:
-    """Refuse settings that `PlusSpec` does not see, naming the argument, the value and the remedy."""
-    if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
-        raise ValueError(f"num_layers must be a whole number of at least 1, got {num_layers!r}")
-    for name, value in (("bias", bias), ("batch_first", batch_first), ("bidirectional", bidirectional)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
+    """Refuse what `nn.RNN` refuses, with its types of error and its words, and the value."""
+    flags = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
+    sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+    for kind, settings in ((bool, flags), (int, sizes)):
+        for name, value in settings.items():
+            if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+                given = f"{type(value).__name__} ({value!r})"
+                raise TypeError(f"{name} should be of type {kind.__name__}, got: {given}")
+    for name, value in sizes.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be greater than zero, got {value}")
     number = isinstance(dropout, (int, float)) and not isinstance(dropout, bool)
     if not number or not 0 <= dropout <= 1:
         raise ValueError(f"dropout should be a number in range [0, 1] representing the probability of an element "
                          f"being zeroed, got {dropout!r}")  # fmt: skip
     if dropout > 0 and num_layers == 1:
         warnings.warn(f"dropout={dropout} acts between levels and num_layers=1 has none: use num_layers > 1",
-                      stacklevel=3)  # fmt: skip
-    if not isinstance(backend, str) or (backend != "auto" and backend not in REGISTRY):
-        raise ValueError(f"backend must be one of auto, {', '.join(REGISTRY)}, got {backend!r}")
+                      stacklevel=4)  # fmt: skip
+    if not isinstance(backend, str) or (backend != "auto" and backend not in BACKENDS):
+        raise ValueError(f"backend must be one of auto, {', '.join(BACKENDS)}, got {backend!r}")
 
 
 def as_sizes(intermediate_sizes: int | Sequence[int]) -> tuple[int, ...]:
@@ -46,3 +61,16 @@ def name_unit(argument: str, unit: str | Unit) -> str:
         return units.named(unit)
     except UserError as error:
         raise ValueError(f"{argument}: {error}") from None
+
+
+def check_input(name: str, x: Tensor, size: int, symbols: bool, lead: str) -> None:
+    """Refuse vectors of another size, and symbols that are no integers; `lead` is what comes before in the shape."""
+    if is_symbolic(x):
+        return
+    if symbols and (x.is_floating_point() or x.is_complex()):
+        raise UserError(f"{name} must be integer symbols ({lead}), got {x.dtype} of shape {tuple(x.shape)}")
+    if not symbols and (not x.dim() or x.shape[-1] != size):
+        raise UserError(f"{name} must be ({lead}, {size}), got {tuple(x.shape)}")
+    if lead == "T, B" and x.dim() != (2 if symbols else 3):
+        shape = "(T, B)" if symbols else f"(T, B, {size})"
+        raise UserError(f"{name} must be {shape}, got {tuple(x.shape)}: call ⊕ itself for one step")

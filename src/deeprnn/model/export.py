@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deeprnn.errors import UserError, need
+from deeprnn.files import replacing
 from deeprnn.model.layers import DeepRNN
 from deeprnn.model.models import SequenceModel
 
@@ -102,6 +103,6 @@ def export_onnx(module: Recurrent, path: str | Path, *, step: bool = False) -> P
     if program is None:
         raise UserError("torch.onnx wrote no program for this model")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    program.save(str(path))
+    with replacing(path) as temporary:
+        program.save(str(temporary))
     return path

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from deeprnn.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,24 @@ def gaussian_(weight: Tensor, std: float, generator: torch.Generator | None = No
 
 @torch.no_grad()
 def initialise(module: nn.Module, init: InitSpec, generator: torch.Generator | None = None) -> None:
-    """Fill every parameter of the operators in `module` by its role."""
+    """Fill every parameter of the operators in `module` by its role; a part with `initialise` fills itself."""
     for part in module.modules():
+        if (own := getattr(part, "initialise", None)) is not None:
+            own(init, generator)
         for name, role in getattr(part, "roles", {}).items():
-            _fill(getattr(part, name), role, init, generator)
+            weight = getattr(part, name)
+            if is_parametrized(
+                part, name
+            ):  # what was read is computed: assigning finds the parameters behind it
+                _fill(weight := weight.clone(), role, init, generator)
+                setattr(part, name, weight)
+            elif isinstance(weight, nn.Parameter):
+                _fill(weight, role, init, generator)
+            else:
+                raise UserError(
+                    f"{name} of {type(part).__name__} is computed by a hook (weight_norm, spectral_norm, pruning): "
+                    "initialise first, or use torch.nn.utils.parametrizations"
+                )
 
 
 def _fill(p: Tensor, role: str, init: InitSpec, generator: torch.Generator | None) -> None:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deeprnn.backends import nvidia
-from deeprnn.backends.gradients import inside_functional_grad
+from deeprnn.backends.cuda.device import nvidia
+from deeprnn.backends.transformations import inside_functional_grad
 
 PIECE = {"cpu": 1 << 20, "cuda": 1 << 25}  # logits at a time: a cache's worth, or enough to fill a card
 
@@ -134,11 +134,13 @@ def _turn_on_gpu(logits: Tensor, targets: Tensor, mask: Tensor, wanted: bool) ->
 def _kernel(classes: int, device: int) -> Any:
     # Imported here: the kernels need an NVIDIA driver.
     from deeprnn.backends.cuda import nvrtc
+    from deeprnn.backends.cuda.device import device_of
     from deeprnn.backends.cuda.driver import Kernel
-    from deeprnn.backends.cuda.launch import device_of
 
     macros = {"CLASSES": str(classes), "ITEMS": str(-(-classes // THREADS))}
-    return Kernel(nvrtc.cubin("softmax.cu", macros, device_of(device).arch), "softmax_gradient", device)
+    return Kernel(
+        nvrtc.cubin("training/softmax.cu", macros, device_of(device).arch), "softmax_gradient", device
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-HEADLINE = {"music": "nats_per_frame", "char": "bpc", "word": "perplexity"}
-"""The metric that selects models and stands in tables, by kind of data."""
+
+class Headline(NamedTuple):
+    """The metric that selects models and stands in tables, for one kind of data."""
+
+    key: str
+    """in results"""
+    name: str
+    """in run.json, in tables and on a terminal"""
+    words: str
+    """where there is room, as on the page"""
 
 
-@dataclass
-class Total:
-    """A running (sum of nats, count): added to as often as needed, divided once."""
-
-    nats: float = 0.0
-    count: int = 0
-
-    def add(self, nats: float, count: int) -> None:
-        self.nats += float(nats)
-        self.count += int(count)
-
-    @property
-    def mean(self) -> float:
-        return mean(self.nats, self.count)
+HEADLINE = {
+    "music": Headline("nats_per_frame", "nats/frame", "nats per frame"),
+    "char": Headline("bpc", "bpc", "bits per character"),
+    "word": Headline("perplexity", "perplexity", "perplexity"),
+}
+"""by kind of data"""
 
 
 def mean(nats: float, count: int) -> float:
@@ -142,11 +142,7 @@ def summarise(
 
 def describe(metrics: Mapping[str, float]) -> str:
     """One line for a person: `8.319 nats/frame` and the like."""
-    for key, unit in (
-        ("nats_per_frame", "nats/frame"),
-        ("bpc", "bits/character"),
-        ("perplexity", "perplexity"),
-    ):
-        if key in metrics:
-            return f"{metrics[key]:.3f} {unit}"
+    for headline in HEADLINE.values():
+        if headline.key in metrics:
+            return f"{metrics[headline.key]:.3f} {headline.name}"
     raise ValueError(f"no headline metric among {', '.join(metrics)}")

@@ -5,39 +5,60 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from deeprnn.errors import UserError
 from deeprnn.model import init as initialisation
+from deeprnn.model.cell_level import CellLevel
 from deeprnn.model.init import InitSpec
 from deeprnn.model.operators import Plus, Predict
-from deeprnn.model.specs import Dropout, ModelSpec, PlusSpec, PredictSpec, positive
+from deeprnn.model.overrides import formula
+from deeprnn.model.specs import (
+    CellSpec,
+    Dropout,
+    Level,
+    LevelInput,
+    ModelSpec,
+    Output,
+    OutputFrom,
+    Place,
+    PlusSpec,
+    PredictSpec,
+    Shortcut,
+    positive,
+)
+from deeprnn.model.tracing import Traceable, is_symbolic, is_tensor, leaf
+from deeprnn.model.units import Unit, named
 
 State = tuple[Tensor, ...]
+Sizes = int | Sequence[int]
 
 
-class SequenceModel(nn.Module):
+@formula("forward", "step")
+class SequenceModel(Traceable):
     """Levels of ⊕ below one ▷: inputs to logits of the next symbol.
 
     `y, state = model(x, state)`: x is (T, B, I) vectors or frames, or (T, B) integer symbols; y is
-    (T, B, O) logits; state is one (B, H) tensor per level, None for zeros. Nothing is hidden on the
-    module, so a sequence may be cut anywhere and carried on.
+    (T, B, O) logits; state is one (B, n) tensor for every state of every level (an LSTM has two), None for
+    the first ones. Nothing is hidden on the module, so a sequence may be cut anywhere and carried on.
     """
 
     def __init__(self, spec: ModelSpec, device=None, dtype=None, initialise: bool = True) -> None:
         super().__init__()
         self.spec = spec
-        self.levels: list[Plus] = nn.ModuleList(
-            Plus.from_spec(p, device, dtype, initialise) for p in spec.levels
+        self.levels: list[Plus | CellLevel] = nn.ModuleList(
+            (CellLevel if isinstance(p, CellSpec) else Plus).from_spec(p, device, dtype, initialise)  # type: ignore[arg-type]
+            for p in spec.levels
         )  # type: ignore[assignment]
         self.predict = Predict.from_spec(spec.predict, device, dtype, initialise)
         self.backend = "auto"
 
     def initial_state(self, batch_size: int) -> State:
-        """h_0 = 0 for every level."""
-        return tuple(level.W1.new_zeros(batch_size, level.spec.hidden_size) for level in self.levels)
+        """The states before the first step: h_0 = 0 for every level."""
+        return tuple(h for level in self.levels for h in level.initial_state(batch_size))
 
     def hidden(
         self, x: Tensor, state: State | None = None, reset: Tensor | None = None, masks: Masks | None = None
@@ -49,19 +70,30 @@ class SequenceModel(nn.Module):
         masks = masks or {}
         below = x if "input" not in masks else x * masks["input"]
         seen, last = [], []
-        for k, (level, h0) in enumerate(zip(self.levels, state, strict=True)):
+        for k, (level, own) in enumerate(zip(self.levels, self._by_level(state), strict=True)):
             inner = _of_level(masks, k)
             skip = x if level.spec.skip_size else None
-            below, _ = level.unroll(below, h0, reset, skip, inner, backend=self.backend)
+            below, new = level.run(below, own, reset, skip, inner, backend=self.backend)
             seen.append(below)
-            last.append(below[-1] if x.shape[0] else h0)
+            last += new
         top = torch.cat(seen, -1) if self.spec.output_from == "all" else below
         return top, tuple(last)
+
+    def _by_level(self, state: State) -> list[State]:
+        """Each level's own states."""
+        found, start = [], 0
+        for level in self.levels:
+            end = start + len(level.state_sizes)
+            found.append(state[start:end])
+            start = end
+        return found
 
     def forward(
         self, x: Tensor, state: State | None = None, reset: Tensor | None = None, masks: Masks | None = None
     ) -> tuple[Tensor, State]:
         """Logits of every step and the state after the last; `reset` (T, B) zeroes the state before a step."""
+        if is_symbolic(x):
+            return leaf(self, x, state, reset, masks)
         top, state = self.hidden(x, state, reset, masks)
         return self.predict(top, _of_output(masks or {})), state
 
@@ -69,18 +101,19 @@ class SequenceModel(nn.Module):
         """One step, for streaming and sampling: x (B, I) or symbols (B,), logits (B, O)."""
         self._check(x, 1 if self.spec.symbols else 2)
         state = self._state(state, x.shape[0])
-        below, new = x, []
-        for level, h in zip(self.levels, state, strict=True):
-            below = level(below, h, x if level.spec.skip_size else None)
-            new.append(below)
-        top = torch.cat(new, -1) if self.spec.output_from == "all" else below
-        return self.predict(top), tuple(new)
+        below, seen, last = x, [], []
+        for level, own in zip(self.levels, self._by_level(state), strict=True):
+            below, new = level.run_step(below, own, x if level.spec.skip_size else None)
+            seen.append(below)
+            last += new
+        top = torch.cat(seen, -1) if self.spec.output_from == "all" else below
+        return self.predict(top), tuple(last)
 
     def _state(self, state: State | None, batch: int) -> State:
         """The given state, checked, or zeros."""
         if state is None:
             return self.initial_state(batch)
-        want = [(batch, level.spec.hidden_size) for level in self.levels]
+        want = [(batch, n) for level in self.levels for n in level.state_sizes]
         got = [tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__ for h in state]
         if got != want:
             raise ValueError(f"state must hold one (B, H) tensor per level, {want}, got {got}")
@@ -97,7 +130,7 @@ class SequenceModel(nn.Module):
 
     def _check(self, x: Tensor, dims: int) -> None:
         spec = self.spec
-        if not isinstance(x, Tensor):
+        if not is_tensor(x):
             raise TypeError(f"input must be a Tensor, got {type(x).__name__}")
         if x.dim() != dims:
             shape = {1: "(B,)", 2: "(T, B)" if spec.symbols else "(B, I)", 3: "(T, B, I)"}[dims]
@@ -119,6 +152,8 @@ class SequenceModel(nn.Module):
         if not self.spec.symbols:
             out["input"] = drop.input, (*steps, B, self.spec.input_size)
         for k, level in enumerate(self.levels):
+            if isinstance(level, CellLevel):
+                continue
             out[f"{k}.state"] = drop.state, (B, level.spec.hidden_size)
             for n, size in enumerate(level.spec.intermediate_sizes, 1):
                 out[f"{k}.z{n}"] = drop.intermediate, (*steps, B, size)
@@ -127,13 +162,23 @@ class SequenceModel(nn.Module):
             out[f"out.y{n}"] = drop.output, (*steps, B, size)
         return {name: (p, shape) for name, (p, shape) in out.items() if p}
 
+    def draw_shapes(self, T: int, B: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The random numbers that cells take in a call of `forward`, by name: uniform or normal, and their shape."""
+        return {
+            f"{k}.draw{i}": (kind, (B, *shape) if per_sequence else (T, B, *shape))
+            for k, level in enumerate(self.levels)
+            if isinstance(level, CellLevel)
+            for i, (kind, shape, per_sequence) in enumerate(level.draws())
+        }
+
     def draw_masks(self, T: int, B: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Fresh dropout masks for one call of `forward`, scaled so that the mean is kept."""
-        device = generator.device if generator else None
-        out = {}
+        """Fresh dropout masks for one call of `forward`, scaled so that the mean is kept, and what cells draw."""
+        kw: dict[str, Any] = {"generator": generator, "device": generator.device if generator else None}
+        like, out = next(self.predict.parameters()), {}
         for name, (p, shape) in self.mask_shapes(T, B).items():
-            keep = torch.rand(shape, generator=generator, device=device) >= p
-            out[name] = keep.to(self.levels[0].W1) / (1 - p)
+            out[name] = (torch.rand(shape, **kw) >= p).to(like) / (1 - p)
+        for name, (kind, shape) in self.draw_shapes(T, B).items():
+            out[name] = (torch.rand if kind == "uniform" else torch.randn)(shape, **kw).to(like)
         return out
 
 
@@ -173,25 +218,29 @@ def assemble(
     input_size: int,
     output_size: int,
     hidden_sizes: Sequence[int],
-    intermediate: int | Sequence[int] = (),
-    output_hidden: int | Sequence[int] = (),
-    shortcut: str = "none",
-    input_to: str = "first",
-    unit: str = "sigmoid",
-    intermediate_unit: str | None = None,
-    output_unit: str = "sigmoid",
-    output: str = "bernoulli",
+    intermediate: Sizes = (),
+    output_hidden: Sizes = (),
+    shortcut: Shortcut = "none",
+    input_to: Place = "first",
+    unit: str | Unit = "sigmoid",
+    intermediate_unit: str | Unit | None = None,
+    output_unit: str | Unit = "sigmoid",
+    output: Output = "bernoulli",
     symbols: bool | None = None,
-    output_from: str = "top",
-    input_to_levels: str = "first",
+    output_from: OutputFrom = "top",
+    input_to_levels: LevelInput = "first",
     output_shortcut: bool = False,
-    input_mlp: int | Sequence[int] = (),
+    input_mlp: Sizes = (),
     bias: bool = True,
     dropout: Dropout | None = None,
+    cell: str = "",
+    cell_options: Sequence[str] = (),
 ) -> ModelSpec:
     """The spec of any model of the paper's family from plain sizes.
 
-    `symbols=None` takes integer symbols for a categorical output and vectors for a Bernoulli one.
+    `symbols=None` takes integer symbols for a categorical output and vectors for a Bernoulli one. With `cell` every
+    level is that cell (`cells.lookup`) in place of the paper's ⊕, built with `cell_options` such as "zoneout=0.1";
+    of the settings of ⊕ only `intermediate` has a meaning then, for cells with the argument `intermediate_sizes`.
     """
     if not hidden_sizes:
         raise UserError("hidden_sizes must name at least one level, got none")
@@ -199,14 +248,20 @@ def assemble(
     mlp = sizes(input_mlp)
     symbols = output == "categorical" if symbols is None else symbols
     skip = input_size if input_to_levels == "all" else 0
-    levels: list[PlusSpec] = []
+    levels: list[Level] = []
+    if cell and inner:
+        cell_options = (*cell_options, f"intermediate_sizes={'+'.join(map(str, inner))}")
     for k, hidden in enumerate(hidden_sizes):
+        if cell:
+            below = levels[-1].hidden_size if k else input_size
+            levels.append(CellSpec(cell, below, hidden, tuple(cell_options), symbols and not k, bool(k)))
+            continue
         levels.append(
             PlusSpec(
                 input_size=levels[-1].hidden_size if k else input_size,
                 hidden_size=hidden,
                 intermediate_sizes=inner,
-                units=(*[intermediate_unit or unit] * len(inner), unit),
+                units=(*[named(intermediate_unit or unit)] * len(inner), named(unit)),
                 shortcut=shortcut,
                 input_to=input_to,
                 input_mlp_sizes=() if k else mlp,
@@ -217,11 +272,11 @@ def assemble(
             )
         )
     width = sum(hidden_sizes) if output_from == "all" else hidden_sizes[-1]
-    predict = PredictSpec(width, output_size, out_sizes, (output_unit,), output_shortcut, bias)
+    predict = PredictSpec(width, output_size, out_sizes, (named(output_unit),), output_shortcut, bias)
     return ModelSpec(tuple(levels), predict, output, output_from, input_to_levels, dropout or Dropout())
 
 
-def sizes(value: int | Sequence[int]) -> tuple[int, ...]:
+def sizes(value: Sizes) -> tuple[int, ...]:
     """One width or several."""
     if isinstance(value, int):
         return (value,)
@@ -230,10 +285,48 @@ def sizes(value: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _make(init: InitSpec | None, seed: int | None, device, dtype, **settings) -> SequenceModel:
+class Options(TypedDict, total=False):
+    """What every builder takes besides its sizes."""
+
+    unit: str | Unit
+    """of the state; "sigmoid" unless given"""
+    intermediate_unit: str | Unit | None
+    """of the transition's intermediate layers; None is as `unit`"""
+    output_unit: str | Unit
+    """of the output function's hidden layers"""
+    shortcut: Shortcut
+    """which layers of the transition also read h_{t-1}; without intermediate layers there is none to go around"""
+    input_to: Place
+    """which layers of the transition read the input"""
+    output: Output
+    """what the logits are of"""
+    symbols: bool | None
+    """integer symbols as input; None takes them for a categorical output"""
+    output_from: OutputFrom
+    """which levels the output reads"""
+    input_to_levels: LevelInput
+    """which levels read the input"""
+    output_shortcut: bool
+    """a path from the state around the output function's hidden layers"""
+    input_mlp: Sizes
+    """hidden layers between the input and the first level"""
+    bias: bool
+    dropout: Dropout | None
+    init: InitSpec | None
+    """None is the paper's for the task that the model's shape suggests"""
+    seed: int | None
+    """the same seed gives the same weights on every device; None draws from torch's own generator"""
+    device: Any
+    dtype: torch.dtype | None
+
+
+DEEP_SIZES = ("intermediate_size", "output_hidden_size")
+
+
+def _make(*, init=None, seed=None, device=None, dtype=None, **settings) -> SequenceModel:
     known = list(inspect.signature(assemble).parameters)
     for name in settings:
-        if name in ("intermediate_size", "output_hidden_size"):
+        if name in DEEP_SIZES:
             raise TypeError(f"{name} is for the builders of deep models: use dt_rnn, dts_rnn, do_rnn, dot_rnn, "
                             "dots_rnn or stacked_dts_rnn")  # fmt: skip
         if name not in known:
@@ -243,67 +336,121 @@ def _make(init: InitSpec | None, seed: int | None, device, dtype, **settings) ->
     return build(assemble(**settings), init, seed, device, dtype)
 
 
-def rnn(
+def rnn(*, input_size: int, hidden_size: int, output_size: int, **options: Unpack[Options]) -> SequenceModel:
+    """The conventional RNN: h_t = φ(W h_{t-1} + U x_t), y_t = V h_t.  Fig. 2a."""
+    return _make(input_size=input_size, hidden_sizes=(hidden_size,), output_size=output_size, **options)
+
+
+def dt_rnn(
     *,
     input_size: int,
     hidden_size: int,
+    intermediate_size: Sizes,
     output_size: int,
-    init=None,
-    seed=None,
-    device=None,
-    dtype=None,
-    **options,
+    **options: Unpack[Options],
 ) -> SequenceModel:
-    """The conventional RNN: h_t = φ(W h_{t-1} + U x_t), y_t = V h_t.  Fig. 2a."""
-    return _make(init, seed, device, dtype, input_size=input_size, output_size=output_size,
-                 hidden_sizes=(hidden_size,), **options)  # fmt: skip
-
-
-def dt_rnn(*, hidden_size: int, intermediate_size: int | Sequence[int], **options) -> SequenceModel:
     """DT-RNN: a transition with intermediate layers, the input entering the first.  Fig. 2b."""
-    return rnn(hidden_size=hidden_size, intermediate=intermediate_size, **options)
+    return _make(input_size=input_size, hidden_sizes=(hidden_size,), intermediate=intermediate_size,
+                 output_size=output_size, **options)  # fmt: skip
 
 
-def dts_rnn(*, hidden_size: int, intermediate_size: int | Sequence[int], **options) -> SequenceModel:
+def dts_rnn(
+    *,
+    input_size: int,
+    hidden_size: int,
+    intermediate_size: Sizes,
+    output_size: int,
+    **options: Unpack[Options],
+) -> SequenceModel:
     """DT(S)-RNN: a deep transition with a shortcut from h_{t-1}, the input entering every layer.  Fig. 2b*."""
-    options = {"shortcut": "last", "input_to": "all", **options}
-    return dt_rnn(hidden_size=hidden_size, intermediate_size=intermediate_size, **options)
+    return dt_rnn(input_size=input_size, hidden_size=hidden_size, intermediate_size=intermediate_size,
+                  output_size=output_size, **with_shortcut(options))  # fmt: skip
 
 
-def do_rnn(*, hidden_size: int, output_hidden_size: int | Sequence[int], **options) -> SequenceModel:
+def do_rnn(
+    *,
+    input_size: int,
+    hidden_size: int,
+    output_hidden_size: Sizes,
+    output_size: int,
+    **options: Unpack[Options],
+) -> SequenceModel:
     """DO-RNN: a conventional transition below a deep output function.  Sec. 3.3.2."""
-    return rnn(hidden_size=hidden_size, output_hidden=output_hidden_size, **options)
+    return _make(input_size=input_size, hidden_sizes=(hidden_size,), output_hidden=output_hidden_size,
+                 output_size=output_size, **options)  # fmt: skip
 
 
-def dot_rnn(*, output_hidden_size: int | Sequence[int], **options) -> SequenceModel:
+def dot_rnn(
+    *,
+    input_size: int,
+    hidden_size: int,
+    intermediate_size: Sizes,
+    output_hidden_size: Sizes,
+    output_size: int,
+    **options: Unpack[Options],
+) -> SequenceModel:
     """DOT-RNN: deep transition and deep output.  Fig. 2c."""
-    return dt_rnn(output_hidden=output_hidden_size, **options)
+    return _make(input_size=input_size, hidden_sizes=(hidden_size,), intermediate=intermediate_size,
+                 output_hidden=output_hidden_size, output_size=output_size, **options)  # fmt: skip
 
 
-def dots_rnn(*, output_hidden_size: int | Sequence[int], **options) -> SequenceModel:
+def dots_rnn(
+    *,
+    input_size: int,
+    hidden_size: int,
+    intermediate_size: Sizes,
+    output_hidden_size: Sizes,
+    output_size: int,
+    **options: Unpack[Options],
+) -> SequenceModel:
     """DOT(S)-RNN: deep transition with shortcut, and deep output.  Fig. 2c with the shortcut of 2b*."""
-    return dts_rnn(output_hidden=output_hidden_size, **options)
+    return dot_rnn(input_size=input_size, hidden_size=hidden_size, intermediate_size=intermediate_size,
+                   output_hidden_size=output_hidden_size, output_size=output_size,
+                   **with_shortcut(options))  # fmt: skip
 
 
 def stacked_rnn(
-    *, input_size: int, hidden_size: int | Sequence[int], output_size: int, num_levels: int | None = None,
-    init=None, seed=None, device=None, dtype=None, **options,
-) -> SequenceModel:  # fmt: skip
+    *,
+    input_size: int,
+    hidden_size: Sizes,
+    output_size: int,
+    num_levels: int | None = None,
+    **options: Unpack[Options],
+) -> SequenceModel:
     """sRNN: levels of recurrent states (2, or as many as `hidden_size` lists), each fed by the one below.  Fig. 2d."""
+    hidden = level_sizes("stacked_rnn", hidden_size, num_levels)
+    return _make(input_size=input_size, hidden_sizes=hidden, output_size=output_size, **options)
+
+
+def stacked_dts_rnn(
+    *,
+    input_size: int,
+    hidden_size: Sizes,
+    intermediate_size: Sizes,
+    output_size: int,
+    output_hidden_size: Sizes = (),
+    num_levels: int | None = None,
+    **options: Unpack[Options],
+) -> SequenceModel:
+    """Stacked DT(S)-RNN, with `output_hidden_size` also a deep output: the combination the paper leaves open."""
+    hidden = level_sizes("stacked_dts_rnn", hidden_size, num_levels)
+    return _make(input_size=input_size, hidden_sizes=hidden, intermediate=intermediate_size,
+                 output_hidden=output_hidden_size, output_size=output_size,
+                 **with_shortcut(options))  # fmt: skip
+
+
+def with_shortcut(options: Options) -> Options:
+    """The paper's (S), where the options do not say otherwise."""
+    return {"shortcut": "last", "input_to": "all", **options}
+
+
+def level_sizes(owner: str, hidden_size: Sizes, num_levels: int | None) -> tuple[int, ...]:
+    """The state size of each level, from one size or a list."""
     levels = 2 if num_levels is None else num_levels
-    positive("stacked_rnn", num_levels=levels)
+    positive(owner, num_levels=levels)
     hidden = (hidden_size,) * levels if isinstance(hidden_size, int) else sizes(hidden_size)
     if num_levels is not None and len(hidden) != num_levels:
         raise UserError(
-            f"stacked_rnn: num_levels={num_levels}, but hidden_size lists {len(hidden)}: give one of them"
+            f"{owner}: num_levels={num_levels}, but hidden_size lists {len(hidden)}: give one of them"
         )
-    return _make(init, seed, device, dtype, input_size=input_size, output_size=output_size,
-                 hidden_sizes=hidden, **options)  # fmt: skip
-
-
-def stacked_dts_rnn(*, intermediate_size: int | Sequence[int], **options) -> SequenceModel:
-    """Stacked DT(S)-RNN, with `output_hidden_size` also a deep output: the combination the paper leaves open."""
-    options = {"shortcut": "last", "input_to": "all", **options}
-    if "output_hidden_size" in options:
-        options["output_hidden"] = options.pop("output_hidden_size")
-    return stacked_rnn(intermediate=intermediate_size, **options)
+    return hidden

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deeprnn.backends import (
-    TransitionSpec,
-    one_bias,
-    one_matrix,
-    unroll,
-    unroll_input,
-    unroll_with,
-    without_autocast,
-)
+from deeprnn.backends.protocol import Linear
+from deeprnn.backends.transformations import constant_when_compiled
+from deeprnn.backends.unrolling import without_autocast
 from deeprnn.errors import UserError
 from deeprnn.model import equations, init, units
-from deeprnn.model.specs import PlusSpec, PredictSpec
+from deeprnn.model.arguments import check_input
+from deeprnn.model.overrides import changed, formula, hook_kind, own_method, refresh_weights, unroll_calls
+from deeprnn.model.specs import PlusSettings, PlusSpec, PredictSettings, PredictSpec, warn_idle_shortcut
+from deeprnn.model.tracing import Traceable, is_symbolic, leaf, traced_backend
+from deeprnn.model.transition import Weights, joined, less_centres, unroll_layers
 from deeprnn.model.units import UnitSpec
 
 Masks = Mapping[str, Tensor]
+logger = logging.getLogger("deeprnn")
 
 
-class Operator(nn.Module):
+class Operator(Traceable):
     """What ⊕ and ▷ share: flat parameters in the paper's letters, and units that may have their own."""
 
     def _matrix(self, name: str, rows: int, columns: int, role: str, **kw) -> None:
@@ -51,22 +53,32 @@ class Operator(nn.Module):
         init.initialise(self, init.MUSIC, generator)
 
 
+@formula("forward", "layers", "project", "_phi")
 class Plus(Operator):
     """⊕: h' = x ⊕ h, a transition MLP of any depth.
 
     Layer l computes z_l = φ_l(W_l z_{l-1} + U_l x + S_l h + b_l) with z_0 = h, and h' = z_L. Which
     layers have U and S is data (`input_to`, `shortcut`). Matrices are stored (out, in), except for
     integer symbols, where U is the embedding itself, (symbols, out). Call it for one step; `unroll`
-    runs a whole sequence on the fastest backend.
+    runs a whole sequence on the fastest backend. A subclass may have its own `forward`, and hooks may be
+    registered: `unroll` then calls this module step by step.
     """
 
     W1: Tensor
 
     def __init__(
-        self, input_size: int, hidden_size: int, *, device=None, dtype=None, initialise=True, **settings
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        initialise: bool = True,
+        **settings: Unpack[PlusSettings],
     ) -> None:
         super().__init__()
-        self.spec = spec = PlusSpec(input_size, hidden_size, **settings)
+        self.spec = spec = PlusSpec(input_size, hidden_size, **settings)  # type: ignore[arg-type]
+        warn_idle_shortcut("Plus", spec.shortcut, spec.intermediate_sizes)
         self.roles = {}
         kw = {"device": device, "dtype": dtype}
         width_in = spec.input_size
@@ -130,21 +142,37 @@ class Plus(Operator):
             x = self._phi(f"_e{i}", unit)(a if bias is None else a + bias)
         return x
 
-    def _one_product(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]] | None:
-        """What enters, its matrices and biases, where all layers have an input and it is a vector; else None."""
+    def _one_product(self, x: Tensor) -> Linear | None:
+        """What enters, where all layers have an input and it is a vector; else None."""
         spec, U = self.spec, self._list("U")
         if not all(u is not None for u in U) or (spec.embeds and not spec.input_mlp_sizes) or spec.skip_size:
             return None
         x = self._embed_input(x) if spec.input_mlp_sizes else x
         b = self._list("b") if spec.bias else []
-        return x.to(U[0].dtype), U, b  # type: ignore[union-attr,return-value]
+        return Linear(x.to(U[0].dtype), U, b)  # type: ignore[union-attr,arg-type]
+
+    def _check_inputs(self, x: Tensor, skip: Tensor | None, lead: str = "...") -> None:
+        """Refuse what does not fit, before a matrix product does so in words that nobody can place."""
+        spec = self.spec
+        check_input("Plus: x", x, spec.input_size, spec.embeds, lead)
+        if spec.skip_size:
+            if skip is None:
+                raise UserError("this ⊕ also takes the model's input: pass it as `skip`")
+            check_input("Plus: skip", skip, spec.skip_size, spec.symbols, lead)
+
+    def _check_state(self, h: Tensor, batch: torch.Size) -> None:
+        """The same for the state; one state may serve a whole batch."""
+        pairs = zip(reversed(batch), reversed(h.shape[:-1]), strict=False)
+        size = self.spec.hidden_size
+        if h.shape[-1:] != (size,) or any(a != b and 1 not in (a, b) for a, b in pairs):
+            raise UserError(f"Plus: h must be {(*batch, size)}, got {tuple(h.shape)}")
 
     def project(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
         """Everything that enters the layers from outside the recurrence, (..., Σ widths)."""
         spec = self.spec
+        self._check_inputs(x, skip)
         if (one := self._one_product(x)) is not None:
-            x, U, b = one
-            return F.linear(x, one_matrix(U), one_bias(b, spec.depth))
+            return one.A
         lead = x.shape if spec.embeds else x.shape[:-1]
         embedded = spec.embeds and not spec.input_mlp_sizes
         x = self._embed_input(x) if spec.input_mlp_sizes else x
@@ -155,9 +183,7 @@ class Plus(Operator):
             if (u := U[l]) is not None:
                 part = enter(x, u, embedded)
             if (k := K[l]) is not None:
-                if skip is None:
-                    raise UserError("this ⊕ also takes the model's input: pass it as `skip`")
-                part = part + enter(skip, k, spec.symbols)
+                part = part + enter(skip, k, spec.symbols)  # type: ignore[arg-type]
             if (bias := b[l]) is not None:
                 part = part + bias
             parts.append(part.expand(*lead, width))
@@ -173,13 +199,17 @@ class Plus(Operator):
 
     def forward(self, x: Tensor, h: Tensor, skip: Tensor | None = None) -> Tensor:
         """x ⊕ h for one step: x (B, I) or symbols (B,), h (B, H)."""
+        if is_symbolic(x):
+            return leaf(self, x, h, skip)
         return self.layers(x, h, skip)[-1]
 
     def layers(self, x: Tensor, h: Tensor, skip: Tensor | None = None) -> list[Tensor]:
         """All layers of one step, the new state last."""
         A = self.project(x, skip)
-        W = [w.mT for w in self._list("W")]  # type: ignore[union-attr]
-        S = [None if s is None else s.mT for s in self._list("S")]
+        self._check_state(h, A.shape[:-1])
+        # Not `.mT`: the older ONNX exporter does not know it.
+        W = [w.transpose(-2, -1) for w in self._list("W")]  # type: ignore[union-attr]
+        S = [None if s is None else s.transpose(-2, -1) for s in self._list("S")]
         with without_autocast(A.device.type):  # the state keeps its type, as in `unroll`
             A, h = A.to(W[0].dtype), h.to(W[0].dtype)
             entered = A.split(list(self.spec.widths), dim=-1)
@@ -194,23 +224,95 @@ class Plus(Operator):
         masks: Masks | None = None,
         backend: str = "auto",
     ) -> tuple[Tensor, Tensor]:
-        """x_t ⊕ h_{t-1} over a sequence: states (T, B, H) and intermediate layers (T, B, ΣM_l − H)."""
-        spec = self.spec
-        W = [w for w in self._list("W") if w is not None]
-        masks = masks or {}
-        named = all(u.name not in units.POOLED for u in spec.unit_specs)
-        if named and "state" not in masks and "z1" not in masks:
-            transition = TransitionSpec(spec.sizes, tuple(u.name for u in spec.unit_specs), spec.shortcuts)
-            S = [s for s in self._list("S") if s is not None]
-            if (one := self._one_product(x)) is not None:
-                return unroll_input(*one, h0, W, S, transition, reset, backend)
-            return unroll(self.project(x, skip), h0, W, S, transition, reset, backend)
+        """x_t ⊕ h_{t-1} over a sequence: states (T, B, H) and intermediate layers (T, B, ΣM_l − H).
+
+        Where ⊕ has its own `forward`, or hooks, no backend knows its step: it is called step by step, and of
+        the layers inside it nothing is given, (T, B, 0).
+        """
+        layers = self.unroll_layers(x, h0, reset, skip, masks, backend)
+        return layers[-1], joined(layers)
+
+    def unroll_layers(
+        self,
+        x: Tensor,
+        h0: Tensor,
+        reset: Tensor | None = None,
+        skip: Tensor | None = None,
+        masks: Masks | None = None,
+        backend: str = "auto",
+    ) -> list[Tensor]:
+        """All layers over a sequence, (T, B, M_l) each; the states are the last."""
+        spec, masks = self.spec, masks or {}
+        if (reason := changed(self, "forward", "layers", "_phi")) is not None:
+            return self._unroll_calls(reason, x, h0, reset, skip, masks, backend)
+        refresh_weights(self)
+        own_project = own_method(self, "project") is not None
+        if not own_project:
+            self._check_inputs(x, skip, "T, B")
+        W, S, rho, centre = (
+            [x for x in self._list(name) if x is not None] for name in ("W", "S", "rho", "c")
+        )
+        dropped = [masks.get(f"z{n}") for n in range(1, spec.depth)]
+        entering = None if centre or own_project else self._one_product(x)
+        if entering is None:
+            entering = less_centres(self.project(x, skip), spec, centre)
+        weights, backend = Weights(W, S, rho), traced_backend(backend, x, h0)
+        return unroll_layers(spec, entering, h0, weights, reset, masks.get("state"), dropped, backend)
+
+    def _unroll_calls(
+        self,
+        reason: str,
+        x: Tensor,
+        h0: Tensor,
+        reset: Tensor | None,
+        skip: Tensor | None,
+        masks: Masks,
+        backend: str,
+    ) -> list[Tensor]:
+        """`unroll_layers` by calling this module for every step, for the reason given."""
         if backend not in ("auto", "reference"):
-            raise UserError(f"backend {backend!r} has no pooled units and no dropout inside ⊕: use 'auto'")
-        dropped = (masks.get("state"), [*(masks.get(f"z{n}") for n in range(1, spec.depth)), None])
-        rest = (self._phis(), spec.widths, reset, *dropped)
-        named = None if backend == "reference" else self._named()
-        return unroll_with(self.project(x, skip), h0, W, self._list("S"), *rest, named=named)
+            raise UserError(f"backend {backend!r} cannot serve: {reason}; use backend='auto'")
+        if inner := [name for name in masks if name.startswith("z")]:
+            raise UserError(
+                f"dropout of intermediate layers ({', '.join(inner)}) acts inside ⊕, and {reason}: "
+                "use dropout.state or dropout.output"
+            )
+        log_plain_loop(reason)
+        whole = own_method(self, "forward") is None and hook_kind(self) is None
+        step = self.layers if whole else lambda *inputs: [self(*inputs)]
+        states, others = unroll_calls(step, x, h0, reset, skip, masks.get("state"))
+        return [others, states]
+
+    # ---- as a level of a model
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Widths of the states that are carried on: one."""
+        return (self.spec.hidden_size,)
+
+    def initial_state(self, batch: int) -> tuple[Tensor, ...]:
+        """h_0 = 0."""
+        return (self.W1.new_zeros(batch, self.spec.hidden_size),)
+
+    def run(
+        self,
+        x: Tensor,
+        state: Sequence[Tensor],
+        reset: Tensor | None = None,
+        skip: Tensor | None = None,
+        masks: Masks | None = None,
+        backend: str = "auto",
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What the next level sees of a sequence, (T, B, H), and the states after it."""
+        h = self.unroll(x, state[0], reset, skip, masks, backend)[0]
+        return h, (h[-1] if x.shape[0] else state[0],)
+
+    def run_step(
+        self, x: Tensor, state: Sequence[Tensor], skip: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same for one step."""
+        h = self(x, state[0], skip)
+        return h, (h,)
 
     def commutativity(self, a: Tensor, b: Tensor) -> Tensor:
         """The penalty ‖a ⊕ b − b ⊕ a‖², where input and state have the same size."""
@@ -227,6 +329,17 @@ class Plus(Operator):
         return f"{s.input_size} ⊕ {sizes}, units={','.join(s.units)}, shortcut={s.shortcut}, input_to={s.input_to}"
 
 
+@constant_when_compiled
+def log_plain_loop(reason: str) -> None:
+    """Say once why a sequence is not on a fast backend."""
+    _log_once(reason)
+
+
+@cache
+def _log_once(reason: str) -> None:
+    logger.info("⊕ is called step by step: %s", reason)
+
+
 def enter(x: Tensor, U: Tensor, symbols: bool) -> Tensor:
     """U x for vectors, a row of U for each integer symbol (never a one-hot vector)."""
     if symbols:
@@ -234,16 +347,24 @@ def enter(x: Tensor, U: Tensor, symbols: bool) -> Tensor:
     return F.linear(x.to(U.dtype), U)
 
 
+@formula("forward", "last_layer", "_phi")
 class Predict(Operator):
     """▷: logits = ▷ h, an output MLP with any number of hidden layers."""
 
     K: Tensor
 
     def __init__(
-        self, input_size: int, output_size: int, *, device=None, dtype=None, initialise=True, **settings
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        initialise: bool = True,
+        **settings: Unpack[PredictSettings],
     ) -> None:
         super().__init__()
-        self.spec = spec = PredictSpec(input_size, output_size, **settings)
+        self.spec = spec = PredictSpec(input_size, output_size, **settings)  # type: ignore[arg-type]
         self.roles = {}
         kw = {"device": device, "dtype": dtype}
         below = spec.input_size
@@ -273,10 +394,11 @@ class Predict(Operator):
 
         Kept apart from `forward` so that a loss over many classes can take the product in pieces.
         """
+        check_input("Predict: h", h, self.spec.input_size, False, "...")
         masks = masks or {}
         h = h if "h" not in masks else h * masks["h"]
         n = len(self.spec.sizes)
-        V = [getattr(self, f"V{i}").mT for i in range(1, n + 1)]
+        V = [getattr(self, f"V{i}").transpose(-2, -1) for i in range(1, n + 1)]
         phis = [self._phi(f"{i}", u) for i, u in enumerate(self.spec.unit_specs, 1)]
         b = [getattr(self, f"b{i}", None) for i in range(1, n + 1)]
         y = equations.deep_output(h, V, phis, b, [masks.get(f"y{i}") for i in range(1, n + 1)])

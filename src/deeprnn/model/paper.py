@@ -9,8 +9,7 @@ from deeprnn.model.specs import ModelSpec
 
 INPUTS = {"nottingham": 88, "jsb": 88, "musedata": 88, "ptb-char": 50, "ptb-word": 10_000}
 LABELS = {"rnn": "RNN", "dts": "DT(S)-RNN", "dots": "DOT(S)-RNN", "srnn": "sRNN", "dots-star": "DOT(S)-RNN*"}
-METRICS = {"nottingham": "nats/frame", "jsb": "nats/frame", "musedata": "nats/frame",
-           "ptb-char": "bpc", "ptb-word": "perplexity"}  # fmt: skip
+KINDS = {"nottingham": "music", "jsb": "music", "musedata": "music", "ptb-char": "char", "ptb-word": "word"}
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class Cell:
     value: float
 
     @property
-    def metric(self) -> str:
-        """The unit of the value."""
-        return METRICS[self.data]
+    def kind(self) -> str:
+        """Of the data, which decides the value's metric: music, char or word."""
+        return KINDS[self.data]
 
 
 def _sizes() -> tuple[Size, ...]:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from deeprnn.errors import UserError
 from deeprnn.model.units import Unit, UnitSpec, named
 
 T = TypeVar("T")
-Units = str | Unit | tuple[str | Unit, ...]
+Units = str | Unit | Sequence[str | Unit]
 
-PLACES = ("first", "last", "all")
-SHORTCUTS = ("none", "last", "all")
+Place = Literal["first", "last", "all"]
+"""which layers of ⊕ read the input"""
+Shortcut = Literal["none", "last", "all"]
+"""which layers of ⊕ above the first read h(t-1)"""
+Output = Literal["bernoulli", "categorical"]
+"""what the logits are of: independent bits, or one of many symbols"""
+OutputFrom = Literal["top", "all"]
+"""which levels' states ▷ reads"""
+LevelInput = Literal["first", "all"]
+"""which levels read the model's input"""
 
 
 def positive(owner: str, **sizes: int) -> None:
@@ -31,8 +41,9 @@ def boolean(owner: str, **flags: bool) -> None:
             raise UserError(f"{owner}: {name} must be True or False, got {value!r}")
 
 
-def one_of(owner: str, name: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse a value that is not among the known ones."""
+def one_of(owner: str, name: str, value: object, literal: Any) -> None:
+    """Refuse a value that is none of a Literal's."""
+    known = get_args(literal)
     if value not in known:
         raise UserError(f"{owner}: {name} must be one of {', '.join(known)}, got {value!r}")
 
@@ -56,8 +67,10 @@ class PlusSpec:
     hidden_size: int
     intermediate_sizes: tuple[int, ...] = ()
     units: tuple[str, ...] = ("sigmoid",)
-    shortcut: str = "none"
-    input_to: str = "first"
+    """a name or a function for all layers, or one each; kept as names"""
+    shortcut: Shortcut = "none"
+    """at depth 1 there is no layer to go around, and every value means the same"""
+    input_to: Place = "first"
     input_mlp_sizes: tuple[int, ...] = ()
     input_mlp_units: tuple[str, ...] = ("sigmoid",)
     skip_size: int = 0
@@ -74,8 +87,8 @@ class PlusSpec:
         if self.skip_size != 0:
             positive("Plus", skip_size=self.skip_size)
         boolean("Plus", bias=self.bias, symbols=self.symbols, stacked=self.stacked)
-        one_of("Plus", "shortcut", self.shortcut, SHORTCUTS)
-        one_of("Plus", "input_to", self.input_to, PLACES)
+        one_of("Plus", "shortcut", self.shortcut, Shortcut)
+        one_of("Plus", "input_to", self.input_to, Place)
         object.__setattr__(self, "units", unit_list("Plus", self.units, self.depth))
         mlp = unit_list("Plus", self.input_mlp_units, len(self.input_mlp_sizes))
         object.__setattr__(self, "input_mlp_units", mlp)
@@ -119,6 +132,71 @@ class PlusSpec:
         return tuple(l in wanted for l in range(self.depth))
 
 
+def warn_idle_shortcut(owner: str, shortcut: str, intermediate_sizes: Sequence[int]) -> None:
+    """Say that a shortcut has nothing to go around."""
+    if shortcut != "none" and not intermediate_sizes:
+        warnings.warn(f"{owner}: shortcut={shortcut!r} goes around intermediate layers, and there are none: give "
+                      "intermediate_sizes, or leave the shortcut out", stacklevel=3)  # fmt: skip
+
+
+class PlusSettings(TypedDict, total=False):
+    """The fields of `PlusSpec` beside its two sizes, as keyword arguments."""
+
+    intermediate_sizes: Sequence[int]
+    units: Units
+    shortcut: Shortcut
+    input_to: Place
+    input_mlp_sizes: Sequence[int]
+    input_mlp_units: Units
+    skip_size: int
+    bias: bool
+    symbols: bool
+    stacked: bool
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """One level that is a cell: a shipped one by its name, or a user's own by where it is written (`cells.lookup`)."""
+
+    cell: str
+    input_size: int
+    hidden_size: int
+    options: tuple[str, ...] = ()
+    """the constructor's other arguments, as they are written: "depth=3" """
+    symbols: bool = False
+    """integer symbols, each of which becomes a learned vector as wide as the state"""
+    stacked: bool = False
+    """the input is another level's state"""
+
+    skip_size = 0
+    intermediate_sizes = ()
+    units = ()
+    depth = 1
+    shortcut = "none"
+    shortcuts = (False,)
+    input_to = "first"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cell, str) or not self.cell:
+            raise UserError(f"cell: a name is expected, such as lstm or my_cells.py:Paced, got {self.cell!r}")
+        positive("cell", input_size=self.input_size, hidden_size=self.hidden_size)
+        boolean("cell", symbols=self.symbols, stacked=self.stacked)
+        as_tuple(self, "options")
+
+    @property
+    def entering(self) -> int:
+        """How wide the cell's own input is."""
+        return self.hidden_size if self.symbols else self.input_size
+
+    @property
+    def input_mlp_sizes(self) -> tuple[int, ...]:
+        """Layers in front of the cell: the embedding of symbols."""
+        return (self.entering,) if self.symbols else ()
+
+
+Level = PlusSpec | CellSpec
+
+
 @dataclass(frozen=True)
 class PredictSpec:
     """One ▷: hidden widths and units between the state and the logits."""
@@ -144,6 +222,15 @@ class PredictSpec:
         return tuple(UnitSpec.parse(u) for u in self.units)
 
 
+class PredictSettings(TypedDict, total=False):
+    """The fields of `PredictSpec` beside its two sizes, as keyword arguments."""
+
+    sizes: Sequence[int]
+    units: Units
+    shortcut: bool
+    bias: bool
+
+
 @dataclass(frozen=True)
 class Dropout:
     """Probability of leaving a unit out, by place."""
@@ -166,18 +253,18 @@ class Dropout:
 class ModelSpec:
     """A whole model: levels of ⊕, one ▷, and what the logits mean."""
 
-    levels: tuple[PlusSpec, ...]
+    levels: tuple[Level, ...]
     predict: PredictSpec
-    output: str = "bernoulli"
-    output_from: str = "top"
-    input_to_levels: str = "first"
+    output: Output = "bernoulli"
+    output_from: OutputFrom = "top"
+    input_to_levels: LevelInput = "first"
     dropout: Dropout = field(default_factory=Dropout)
 
     def __post_init__(self) -> None:
         as_tuple(self, "levels")
-        one_of("model", "output", self.output, ("bernoulli", "categorical"))
-        one_of("model", "output_from", self.output_from, ("top", "all"))
-        one_of("model", "input_to_levels", self.input_to_levels, ("first", "all"))
+        one_of("model", "output", self.output, Output)
+        one_of("model", "output_from", self.output_from, OutputFrom)
+        one_of("model", "input_to_levels", self.input_to_levels, LevelInput)
         if not self.levels:
             raise UserError("model: at least one level is needed")
         if not isinstance(self.dropout, Dropout):
@@ -187,7 +274,21 @@ class ModelSpec:
         if self.dropout.input and self.symbols:
             raise UserError(f"model: dropout.input={self.dropout.input} has nothing to act on, the input is integer "
                             "symbols: use dropout.state, intermediate or output")  # fmt: skip
+        self._check_cells()
         self._check_sizes()
+
+    def _check_cells(self) -> None:
+        cells = [level.cell for level in self.levels if isinstance(level, CellSpec)]
+        inside = [n for n in ("state", "intermediate") if getattr(self.dropout, n)]
+        if cells and inside:
+            raise UserError(
+                f"model: dropout.{inside[0]} acts inside the paper's ⊕, not inside the cell {cells[0]}: shipped cells "
+                'have the options recurrent_dropout and zoneout, as in model.cell_options = ["zoneout=0.1"]'
+            )
+        if cells and self.input_to_levels == "all":
+            raise UserError(
+                f"model: input_to_levels='all' needs levels of the paper's ⊕, the cell is {cells[0]}"
+            )
 
     def _check_sizes(self) -> None:
         skip = self.levels[0].input_size if self.input_to_levels == "all" else 0
@@ -229,7 +330,9 @@ class ModelSpec:
         levels = data.pop("levels", ())
         if not isinstance(levels, (list, tuple)):
             raise UserError(f"model: levels must be a list of tables, got {levels!r}")
-        levels = tuple(read(PlusSpec, level) for level in levels)
+        levels = tuple(
+            read(CellSpec if "cell" in mapping("PlusSpec", level) else PlusSpec, level) for level in levels
+        )
         predict = read(PredictSpec, data.pop("predict", {}))
         dropout = read(Dropout, data.pop("dropout", {}))
         return read(cls, {**data, "levels": levels, "predict": predict, "dropout": dropout})

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from deeprnn.model.specs import ModelSpec, PlusSpec
+from deeprnn.cells.cell import Cell
+from deeprnn.cells.lookup import label as cell_label
+from deeprnn.cells.lookup import on_meta
+from deeprnn.model.explain import entering_parameters, step_equations
+from deeprnn.model.specs import CellSpec, Level, ModelSpec
 
 SUBSCRIPTS = str.maketrans("0123456789+-t", "₀₁₂₃₄₅₆₇₈₉₊₋ₜ")
 SUPERSCRIPTS = str.maketrans("0123456789()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁽⁾")
@@ -22,16 +27,18 @@ class Layer:
     level: int = 0  # counted from 1; 0 outside the levels
     index: int = 0  # within several of a role, from 1; 0 where there is one
     bias: str = ""  # the parameter's name, empty where there is none
+    others: int = 0  # numbers that a cell learns besides matrices
 
     @property
     def width(self) -> int:
         """Length of the pre-activation: the size times the unit's pool."""
-        return self.size * int(self.unit.partition(":")[2] or 1)
+        pool = self.unit.partition(":")[2]
+        return self.size * int(pool if pool.isdigit() else 1)
 
     @property
     def extra(self) -> int:
         """Numbers learned besides matrices: biases, and an Lp unit's orders and centres."""
-        own = self.size + self.width if self.unit.startswith("lp") else 0
+        own = self.size + self.width if self.unit.startswith("lp") else self.others
         return own + (self.width if self.bias else 0)
 
 
@@ -46,6 +53,7 @@ class Link:
     rows: int  # out
     columns: int  # in
     delayed: bool = False  # comes from the step before
+    parameter: str = ""  # what a cell calls it
 
     @property
     def weights(self) -> int:
@@ -90,9 +98,11 @@ def dissect(spec: ModelSpec) -> Anatomy:
     return Anatomy(tuple(layers), tuple(links))
 
 
-def _level(level: PlusSpec, number: int, below: Layer, layers: list[Layer], links: list[Link]) -> Layer:
+def _level(level: Level, number: int, below: Layer, layers: list[Layer], links: list[Link]) -> Layer:
     """Append one ⊕ and return its state."""
     tag = f"^{number}" if number else ""
+    if isinstance(level, CellSpec):
+        return _cell_level(level, number, tag, below, layers, links)
     for i, (size, unit) in enumerate(zip(level.input_mlp_sizes, level.input_mlp_units, strict=True), 1):
         index = i if len(level.input_mlp_sizes) > 1 else 0
         layer = Layer(f"e{i}{tag}", "input_hidden", "f", size, unit, number, index, f"e{i}" * level.bias)
@@ -117,6 +127,36 @@ def _level(level: PlusSpec, number: int, below: Layer, layers: list[Layer], link
             links.append(Link(state, key, f"S{n}", "shortcut", layer.width, size_h, delayed=True))
         previous = key
     return layers[-1]
+
+
+def _cell_level(
+    level: CellSpec, number: int, tag: str, below: Layer, layers: list[Layer], links: list[Link]
+) -> Layer:
+    """Append a cell: one box, and a link for each of its matrices."""
+    cell = _on_meta(level)
+    if level.symbols:
+        entry = Layer(f"e1{tag}", "input_hidden", "f", level.entering, "identity", number)
+        layers.append(entry)
+        links.append(Link(below.key, entry.key, "E1", "input", entry.size, below.size, parameter="embedding"))
+        below = entry
+    key, entering = f"h{tag}", entering_parameters(cell)
+    matrices = {n: p for n, p in cell.named_parameters() if p.dim() >= 2}
+    others = sum(p.numel() for p in cell.parameters()) - sum(p.numel() for p in matrices.values())
+    layers.append(Layer(key, "state", "h", level.hidden_size, cell_label(level.cell), number, others=others))
+    counts = {"U": 0, "W": 0}
+    for name, p in matrices.items():
+        letter = "U" if name in entering else "W"
+        counts[letter] += 1
+        rows, columns = p.shape[0], p.numel() // p.shape[0]
+        source, kind = (below.key, "input") if letter == "U" else (key, "transition")
+        matrix = f"{letter}{counts[letter]}"
+        links.append(Link(source, key, matrix, kind, rows, columns, letter == "W", name))
+    return layers[-1]
+
+
+@lru_cache(maxsize=64)
+def _on_meta(level: CellSpec) -> Cell:
+    return on_meta(level.cell, level.entering, level.hidden_size, level.options)
 
 
 def _output(spec: ModelSpec, layers: list[Layer], links: list[Link]) -> None:
@@ -146,6 +186,8 @@ def _out(source: Layer, target: Layer, matrix: str, top: Layer) -> Link:
 
 def label(spec: ModelSpec) -> str:
     """The name the paper would give: RNN, DT(S)-RNN, DOT-RNN, sRNN, sDT(S)-RNN, …"""
+    if isinstance(spec.levels[0], CellSpec):
+        return f"{'s' * (len(spec.levels) > 1)}{'DO-' * bool(spec.predict.sizes)}{cell_label(spec.levels[0].cell)}"
     deep_in = any(level.input_mlp_sizes for level in spec.levels)
     deep_transition = any(level.depth > 1 for level in spec.levels)
     shortcut = any(any(level.shortcuts) for level in spec.levels)
@@ -154,6 +196,12 @@ def label(spec: ModelSpec) -> str:
     stacked = "s" if len(spec.levels) > 1 else ""
     deep = f"D{letters}{'(S)' if shortcut else ''}-" if letters else ""
     return f"{stacked}{deep}RNN{star}"
+
+
+def short_name(spec: ModelSpec) -> str:
+    """The label as it is typed and as folders are named: rnn, dts, dots, srnn, sdts, dots-star."""
+    name = label(spec).lower().replace("(s)", "s")
+    return name.rstrip("*").removesuffix("-rnn") + "-star" * name.endswith("*")
 
 
 def short_count(count: int) -> str:
@@ -184,6 +232,16 @@ def equations(spec: ModelSpec) -> list[str]:
     anatomy = dissect(spec)
     lines = []
     for layer in anatomy.layers[1:]:
+        level = spec.levels[max(layer.level, 1) - 1]
+        if layer.role == "state" and isinstance(level, CellSpec):
+            above = (
+                f" at level {layer.level}, x being the output of the level below" if layer.level > 1 else ""
+            )
+            lines += [
+                f"{cell_label(level.cell)}{above}:",
+                *(f"  {line}" for line in step_equations(_on_meta(level))),
+            ]
+            continue
         terms = []
         for link in anatomy.into(layer.key):
             source = symbol(anatomy.layer(link.source), "t-1" if link.delayed else "t")

@@ -10,27 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from deeprnn.cells.functions import FUNCTIONS
 from deeprnn.errors import UserError
-
-
-def sigmoid(a: Tensor) -> Tensor:
-    """φ(a) = 1 / (1 + e^-a)."""
-    return torch.sigmoid(a)
-
-
-def tanh(a: Tensor) -> Tensor:
-    """φ(a) = tanh a."""
-    return torch.tanh(a)
-
-
-def relu(a: Tensor) -> Tensor:
-    """φ(a) = max(0, a)."""
-    return torch.relu(a)
-
-
-def identity(a: Tensor) -> Tensor:
-    """φ(a) = a."""
-    return a
 
 
 def maxout(a: Tensor, pool: int) -> Tensor:
@@ -53,7 +34,7 @@ def lp(a: Tensor, pool: int, rho: Tensor, centre: Tensor) -> Tensor:
 
 Unit = Callable[[Tensor], Tensor]
 
-ELEMENTWISE: dict[str, Unit] = {"sigmoid": sigmoid, "tanh": tanh, "relu": relu, "identity": identity}
+ELEMENTWISE: dict[str, Unit] = {row.name: row.torch for row in FUNCTIONS.values() if row.unit}
 POOLED = ("maxout", "lp")
 
 

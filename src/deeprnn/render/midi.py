@@ -1,4 +1,7 @@
-"""Standard MIDI files, written by hand: one track, delta times, nothing that needs a library."""
+"""Standard MIDI files, written by hand: one track, delta times, nothing that needs a library.
+
+Ours and not symusic's writer, which ends a file one tick after its last note: rests at the end would be lost.
+"""
 
 from __future__ import annotations
 

@@ -49,9 +49,12 @@ def model_picture(spec: ModelSpec, title: str | None = None) -> Picture:
     anatomy = dissect(spec)
     plan = _plan(spec, anatomy)
     boxes = [_box(plan, layer, step) for step in (0, 1) for layer in anatomy.layers]
-    curves = [curve for link in anatomy.links for curve in _curves(plan, anatomy, link)]
+    # A cell may have several matrices between the same two boxes: one arrow stands for all.
+    drawn = {(k.source, k.target, k.kind): k for k in reversed(anatomy.links)}
+    links = [k for k in anatomy.links if drawn[k.source, k.target, k.kind] is k]
+    curves = [curve for link in links for curve in _curves(plan, anatomy, link)]
     title = label(spec) if title is None else title
-    count, short = f"{anatomy.weights:,}".replace(",", " "), short_count(anatomy.weights)
+    count, short = f"{anatomy.weights:,}", short_count(anatomy.weights)
     weights = f"{count} weights" + (f" ({short})" if not short.isdigit() else "")
     words = [
         Words(MARGIN, 32, title, 18, bold=True),

@@ -1,22 +1,25 @@
 """A small additive synthesiser in numpy: decaying partials, a soft attack, a room.
 
-A partial is a damped oscillation Re(c·exp(s·n)), s = iω − d. Split n = kB + j and it factors into
-exp(skB)·exp(sj), so that a whole note, all partials together, is one small matrix product
-instead of millions of sines.
+A partial is a damped oscillation Re(c·exp(s·n)), s = iω − d. Split n = kR + j and it factors into
+exp(skR)·exp(sj), so that a note, all partials together, is one small matrix product instead of
+millions of sines. A piece is made in blocks of about a second, each from the notes that sound in it:
+beside the sound itself, memory holds one block, however many notes there are.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import wave
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from deeprnn.render.midi import check_playing
-from deeprnn.render.notes import Note, held_notes
+from deeprnn.render.notes import held_notes
 
-BLOCK = 512  # samples to a row of the matrix product
+ROW = 512  # samples to a row of the matrix product
 PEAK = 0.89  # -1 dB: converters downstream keep some headroom
 
 
@@ -41,15 +44,13 @@ TIMBRES = {
 }
 
 
-def timbre_of(program: int) -> Timbre:
+def timbre_name(program: int) -> str:
     """The nearest of our timbres to a General MIDI program."""
     if 16 <= program <= 23:
-        return TIMBRES["organ"]
+        return "organ"
     if 24 <= program <= 39:
-        return TIMBRES["guitar"]
-    if 40 <= program <= 103:
-        return TIMBRES["strings"]
-    return TIMBRES["piano"]
+        return "guitar"
+    return "strings" if 40 <= program <= 103 else "piano"
 
 
 def synthesise(
@@ -62,107 +63,173 @@ def synthesise(
     rate: int = 44100,
 ) -> np.ndarray:
     """A piano roll as stereo sound (N, 2) float32 within ±0.89; the room rings out at the end."""
-    check_playing(tempo, program)
-    timbre = timbre_of(program)
-    seconds_per_frame = 60.0 / tempo / steps_per_beat
-    tail = timbre.release + 1.2
-    sound = np.zeros((2, round((len(frames) * seconds_per_frame + tail) * rate)), np.float32)
-    tones: dict[tuple[int, int], np.ndarray] = {}
-    for note in sorted(held_notes(frames, low, steps_per_beat), key=lambda n: -n.length):
-        first = round(note.start * seconds_per_frame * rate)
-        held = round((note.start + note.length) * seconds_per_frame * rate) - first
-        key = (note.pitch, note.velocity // 8)
-        # The longest note of a key comes first and the shorter ones are its beginning.
-        if key not in tones:
-            tones[key] = _tone(note, held + round(timbre.release * rate), timbre, rate)
-        played = _shape(tones[key], held, timbre, rate)
-        sound[:, first : first + played.shape[1]] += played
-    _add_room(sound, timbre.room, rate)
-    peak = float(np.abs(sound).max(initial=0.0))
-    if peak > 0:
-        sound *= PEAK / peak
-    return np.ascontiguousarray(sound.T)
+    piece = Synthesis(frames, tempo=tempo, program=program, steps_per_beat=steps_per_beat, low=low, rate=rate)
+    for _ in piece.blocks():
+        pass
+    return piece.sound()
+
+
+class Synthesis:
+    """A piece that is rendered block by block, for a caller that may stop between two of them."""
+
+    def __init__(
+        self,
+        frames: np.ndarray,
+        *,
+        tempo: float = 90.0,
+        program: int = 0,
+        steps_per_beat: int = 4,
+        low: int = 21,
+        rate: int = 44100,
+    ) -> None:
+        check_playing(tempo, program)
+        self.timbre, self.rate = TIMBRES[timbre_name(program)], rate
+        notes = sorted(held_notes(frames, low, steps_per_beat))
+        per_frame = 60.0 / tempo / steps_per_beat
+        table = np.array([(n.start, n.start + n.length, n.pitch, n.velocity) for n in notes]).reshape(-1, 4)
+        on, off = np.rint(table[:, :2].T * per_frame * rate).astype(np.int64)
+        self._on, self._held = on, off - on  # samples
+        self._keys = [(int(pitch), int(velocity) // 8) for pitch, velocity in table[:, 2:]]
+        self._release = max(1, round(self.timbre.release * rate))
+        self._attack = max(1, round(self.timbre.attack * rate))
+        self.seconds = len(frames) * per_frame
+        self._partials: dict[tuple[int, int], _Partials] = {}
+        self._sound: np.ndarray | None = None
+
+    @property
+    def note_seconds(self) -> float:
+        """How long all notes sound together: the work, apart from the room's."""
+        return float(self._held.sum() + len(self._held) * self._release) / self.rate
+
+    def blocks(self) -> Iterator[None]:
+        """Render; comes back to the caller after every block."""
+        ringing = self.timbre.release + 1.2
+        self._sound = sound = np.zeros((round((self.seconds + ringing) * self.rate), 2), np.float32)
+        room = _Room(self.timbre.room, self.rate)
+        for first in range(0, len(sound), room.step):
+            dry = np.zeros((2, room.step), np.float32)
+            self._play(first, dry)
+            block = sound[first : first + room.step]
+            block[:] = room.echo(dry).T[: len(block)]
+            yield
+
+    def sound(self) -> np.ndarray:
+        """What was rendered, (N, 2), at full loudness."""
+        assert self._sound is not None, "the blocks come first"
+        peak = max(float(self._sound.max(initial=0.0)), -float(self._sound.min(initial=0.0)))
+        if peak > 0:
+            self._sound *= PEAK / peak
+        return self._sound
+
+    def _play(self, first: int, block: np.ndarray) -> None:
+        """Add to a block (2, n) the parts of all notes that fall into it."""
+        last = first + block.shape[1]
+        end = self._on + self._held + self._release
+        for i in np.flatnonzero((self._on < last) & (end > first)).tolist():
+            start, stop = max(first, int(self._on[i])), min(last, int(end[i]))
+            key = self._keys[i]
+            if key not in self._partials:
+                self._partials[key] = _Partials.of(*key, self.timbre, self.rate)
+            part = self._partials[key].sound(start - int(self._on[i]), stop - start)
+            self._shape(part, start - int(self._on[i]), int(self._held[i]))
+            block[:, start - first : stop - first] += part
+
+    def _shape(self, part: np.ndarray, at: int, held: int) -> None:
+        """Give a note, seen from its sample `at` on, a smooth beginning and end: a corner would click."""
+        rise = min(self._attack, held + self._release)
+        if at < rise:
+            angle = np.linspace(0, np.pi / 2, rise, dtype=np.float32)[at : at + part.shape[1]]
+            part[:, : len(angle)] *= np.sin(angle) ** 2
+        if at + part.shape[1] > held:
+            skipped = max(0, at - held)
+            angle = np.linspace(0, np.pi / 2, self._release, dtype=np.float32)[skipped:]
+            angle = angle[: at + part.shape[1] - held - skipped]
+            part[:, part.shape[1] - len(angle) :] *= np.cos(angle) ** 4
+
+
+@dataclass(frozen=True)
+class _Partials:
+    """The oscillations of a key that is never let go: exponents and weights (2, P), left and right."""
+
+    s: np.ndarray
+    weight: np.ndarray
+    column: np.ndarray  # (2, 2P, ROW): exp(s·j), real parts over imaginary ones
+
+    @classmethod
+    def of(cls, pitch: int, velocity: int, timbre: Timbre, rate: int) -> _Partials:
+        """By pitch and velocity, the latter in eighths."""
+        harmonic = np.arange(1, len(timbre.partials) + 1)
+        pitch_hz = 440.0 * 2.0 ** ((pitch - 69) / 12)
+        loudness = (velocity * 8 + 4) / 127
+        # A harder stroke is brighter, a higher key duller: each bends the roll-off of the harmonics.
+        bend = harmonic ** (-0.9 * (1 - loudness) - max(0, pitch - 60) / 40)
+        gain = np.array(timbre.partials) * bend * loudness**1.6 * 2.0 ** ((60 - pitch) / 60)
+        decay = np.zeros(len(harmonic))
+        if timbre.decay:  # high keys and high harmonics die sooner
+            seconds = timbre.decay * 2.0 ** ((60 - pitch) / 14) / (1 + 0.35 * (harmonic - 1))
+            decay = math.log(1000.0) / seconds
+        position = float(np.clip((pitch - 62) / 60, -0.35, 0.35))  # bass left, treble right
+        s, weight = [], []
+        for side in (-1, 1):
+            # Two strings a little apart: the first speaks and fades, the second rings on behind it.
+            for cents, share, fade in (
+                (side * timbre.detune / 2, 0.7, 1.5),
+                (-side * timbre.detune, 0.4, 0.6),
+            ):
+                hz = pitch_hz * harmonic * np.sqrt(1 + timbre.stretch * harmonic**2) * 2 ** (cents / 1200)
+                audible = hz < 0.45 * rate  # what lies above would fold back as noise
+                s.append((2j * np.pi * hz - fade * decay) / rate)
+                # Sines start near zero; phases that differ between the ears widen the image.
+                phase = np.exp(1j * (side * 0.4 * harmonic - np.pi / 2))
+                weight.append(share * gain * (1 + side * position) * phase * audible)
+        s, weight = np.reshape(s, (2, -1)), np.reshape(weight, (2, -1))
+        turns = np.exp(s[:, :, None] * np.arange(ROW))
+        return cls(s, weight, np.concatenate([np.real(turns), np.imag(turns)], axis=1).astype(np.float32))
+
+    def sound(self, first: int, samples: int) -> np.ndarray:
+        """Σ_p Re(weight_p·exp(s_p·n)) for n = first .. first+samples-1, as (rows, 2P) @ (2P, ROW) for each ear."""
+        begin = first // ROW * ROW
+        rows = np.arange(begin, first + samples, ROW)
+        turns = np.exp(self.s[:, None, :] * rows[:, None]) * self.weight[:, None, :]  # (2, rows, P)
+        row = np.concatenate([np.real(turns), -np.imag(turns)], axis=2).astype(np.float32)
+        return (row @ self.column).reshape(2, -1)[:, first - begin : first - begin + samples]
+
+
+class _Room:
+    """A small hall: the sound convolved with decaying noise, a different one for each ear."""
+
+    def __init__(self, amount: float, rate: int, seconds: float = 1.1) -> None:
+        self.amount = amount
+        n = round(seconds * rate)
+        self.step = 1 << n.bit_length()  # samples to a block: more than the echo is long
+        time = np.arange(n) / rate
+        noise = np.random.default_rng(1).standard_normal((2, n))
+        response = noise * np.exp(-6.0 * time / seconds) * (time > 0.012)
+        # The walls swallow high tones: a short running mean darkens the echo.
+        width = max(1, rate // 6000)
+        response = np.stack([np.convolve(side, np.ones(width) / width, "same") for side in response])
+        response /= np.sqrt((response**2).sum(axis=1, keepdims=True))
+        self._spectrum = np.fft.rfft(response.astype(np.float32), 2 * self.step)
+        self._tail = np.zeros((2, self.step), np.float32)  # what the blocks so far still send into the next
+
+    def echo(self, dry: np.ndarray) -> np.ndarray:
+        """The next block (2, step) with its own echo and that of the block before."""
+        wet = np.fft.irfft(np.fft.rfft(dry, 2 * self.step) * self._spectrum, 2 * self.step).astype(np.float32)
+        out = dry + self.amount * (wet[:, : self.step] + self._tail)
+        self._tail = wet[:, self.step :]
+        return out
 
 
 def wav_bytes(sound: np.ndarray, rate: int = 44100) -> bytes:
     """Sound (N,) or (N, channels) within ±1 as the bytes of a 16-bit WAV file."""
     sound = sound[:, None] if sound.ndim == 1 else sound
-    samples = np.rint(np.clip(sound, -1, 1) * 32767).astype("<i2")
     with io.BytesIO() as buffer:
         with wave.open(buffer, "wb") as file:
             file.setnchannels(sound.shape[1])
             file.setsampwidth(2)
             file.setframerate(rate)
-            file.writeframes(samples.tobytes())
+            file.setnframes(len(sound))
+            for first in range(0, len(sound), 1 << 16):  # in parts: only the file itself is held whole
+                part = np.clip(sound[first : first + (1 << 16)], -1, 1)
+                file.writeframesraw(np.rint(part * 32767).astype("<i2").tobytes())
         return buffer.getvalue()
-
-
-def _tone(note: Note, samples: int, timbre: Timbre, rate: int) -> np.ndarray:
-    """The sound of a key that is never let go, (2, samples)."""
-    harmonic = np.arange(1, len(timbre.partials) + 1)
-    pitch_hz = 440.0 * 2.0 ** ((note.pitch - 69) / 12)
-    loudness = (note.velocity // 8 * 8 + 4) / 127
-    # A harder stroke is brighter, a higher key duller: each bends the roll-off of the harmonics.
-    bend = harmonic ** (-0.9 * (1 - loudness) - max(0, note.pitch - 60) / 40)
-    gain = np.array(timbre.partials) * bend * loudness**1.6 * 2.0 ** ((60 - note.pitch) / 60)
-    decay = np.zeros(len(harmonic))
-    if timbre.decay:  # high keys and high harmonics die sooner
-        seconds = timbre.decay * 2.0 ** ((60 - note.pitch) / 14) / (1 + 0.35 * (harmonic - 1))
-        decay = np.log(1000.0) / seconds
-    position = float(np.clip((note.pitch - 62) / 60, -0.35, 0.35))  # bass left, treble right
-    channels = []
-    for side in (-1, 1):
-        # Two strings a little apart: the first speaks and fades, the second rings on behind it.
-        s, weight = [], []
-        for cents, share, fade in ((side * timbre.detune / 2, 0.7, 1.5), (-side * timbre.detune, 0.4, 0.6)):
-            hz = pitch_hz * harmonic * np.sqrt(1 + timbre.stretch * harmonic**2) * 2 ** (cents / 1200)
-            audible = hz < 0.45 * rate  # what lies above would fold back as noise
-            s.append((2j * np.pi * hz - fade * decay)[audible] / rate)
-            # Sines start near zero; phases that differ between the ears widen the image.
-            phase = np.exp(1j * (side * 0.4 * harmonic - np.pi / 2))
-            weight.append((share * gain * (1 + side * position) * phase)[audible])
-        channels.append(_damped(np.concatenate(s), np.concatenate(weight), samples))
-    return np.stack(channels)
-
-
-def _damped(s: np.ndarray, weight: np.ndarray, samples: int) -> np.ndarray:
-    """Σ_p Re(weight_p·exp(s_p·n)) for n = 0..samples-1, as one product (blocks, 2P) @ (2P, BLOCK)."""
-    row = np.exp(np.outer(np.arange(0, samples, BLOCK), s)) * weight  # (blocks, P)
-    column = np.exp(np.outer(s, np.arange(BLOCK)))  # (P, BLOCK)
-    a = np.concatenate([np.real(row), -np.imag(row)], axis=1).astype(np.float32)
-    b = np.concatenate([np.real(column), np.imag(column)]).astype(np.float32)
-    return (a @ b).reshape(-1)[:samples]
-
-
-def _shape(tone: np.ndarray, held: int, timbre: Timbre, rate: int) -> np.ndarray:
-    """Cut a tone to a note with a smooth beginning and end: a corner would click."""
-    attack = max(1, round(timbre.attack * rate))
-    release = max(1, round(timbre.release * rate))
-    note = tone[:, : held + release].copy()
-    rise = min(attack, note.shape[1])
-    note[:, :rise] *= np.sin(np.linspace(0, np.pi / 2, rise, dtype=np.float32)) ** 2
-    fall = note.shape[1] - held
-    note[:, held:] *= np.cos(np.linspace(0, np.pi / 2, fall, dtype=np.float32)) ** 4
-    return note
-
-
-def _add_room(sound: np.ndarray, amount: float, rate: int, seconds: float = 1.1) -> None:
-    """Add a small hall: the sound convolved with decaying noise, a different one for each ear."""
-    if amount <= 0 or not sound.any():
-        return
-    n = round(seconds * rate)
-    rng = np.random.default_rng(1)
-    time = np.arange(n) / rate
-    response = rng.standard_normal((2, n)) * np.exp(-6.0 * time / seconds) * (time > 0.012)
-    # The walls swallow high tones: a short running mean darkens the echo.
-    width = max(1, rate // 6000)
-    response = np.stack([np.convolve(side, np.ones(width) / width, "same") for side in response])
-    response /= np.sqrt((response**2).sum(axis=1, keepdims=True))
-    step = 1 << n.bit_length()
-    size = step * 2  # n < step, so that a block's echo ends within two
-    spectrum = np.fft.rfft(response.astype(np.float32), size)
-    echo = np.zeros((2, sound.shape[1] + size), np.float32)
-    for first in range(0, sound.shape[1], step):
-        block = np.fft.rfft(sound[:, first : first + step], size)
-        echo[:, first : first + size] += np.fft.irfft(block * spectrum, size).astype(np.float32)
-    sound += amount * echo[:, : sound.shape[1]]

@@ -8,6 +8,7 @@ from typing import Any
 
 from deeprnn.model import paper
 from deeprnn.model.init import CHAR, MUSIC, WORD
+from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.specs import Dropout
 from deeprnn.reproduction import statistics
 from deeprnn.reproduction.entries import Entry, groups, without_idle
@@ -70,7 +71,7 @@ class Row:
             "table": self.cell.table,
             "data": self.cell.data,
             "model": self.cell.model,
-            "metric": self.cell.metric,
+            "metric": HEADLINE[self.cell.kind].name,
             "paper": self.cell.value,
             "ours": self.ours,
             "sd": self.sd,
@@ -96,9 +97,9 @@ def fills(entry: Entry, cell: paper.Cell) -> bool:
         return False
     if cell.model == "dots-star":
         return True
-    found = model_spec(entry.recipe)
+    spec = model_spec(entry.recipe)
     # Dropout is a way of training, not a size: `deviations` names it.
-    return found is not None and replace(found, dropout=Dropout()) == paper.spec(cell.data, cell.model)
+    return spec is not None and replace(spec, dropout=Dropout()) == paper.spec(cell.data, cell.model)
 
 
 def model_spec(recipe: Recipe) -> Any:
@@ -111,13 +112,13 @@ def model_spec(recipe: Recipe) -> Any:
 
 def chosen(candidates: Sequence[Entry]) -> tuple[Entry, ...]:
     """The runs of one recipe: of those with enough seeds the best on validation, never on test."""
-    found = list(groups(candidates).values())
-    if not found:
+    recipes = list(groups(candidates).values())
+    if not recipes:
         return ()
-    enough = min(ENOUGH, max(len(g) for g in found))
+    enough = min(ENOUGH, max(len(g) for g in recipes))
     return tuple(
         min(
-            (g for g in found if len(g) >= enough),
+            (g for g in recipes if len(g) >= enough),
             key=lambda g: statistics.mean([e.value("valid") for e in g]),
         )
     )
@@ -219,21 +220,21 @@ class Verdict:
 def verdicts(table: Sequence[Row]) -> list[Verdict]:
     """One verdict per data set, in the paper's order."""
     by = {(r.cell.data, r.cell.model): r for r in table}
-    found = []
+    verdicts = []
     for data in dict.fromkeys(r.cell.data for r in table):
         verdict = _verdict(data, by[data, "rnn"], [by[data, model] for model in DEEP])
         star = by.get((data, "dots-star"))
         if star is not None and not any(e.cut_off for e in star.entries):
-            beside = _verdict(data, by[data, "rnn"], [star])
-            verdict = replace(verdict, star=replace(beside, unlike="") if beside.test else None)
-        found.append(verdict)
-    return found
+            star_verdict = _verdict(data, by[data, "rnn"], [star])
+            verdict = replace(verdict, star=replace(star_verdict, unlike="") if star_verdict.test else None)
+        verdicts.append(verdict)
+    return verdicts
 
 
 def _verdict(data: str, shallow: Row, deep: Sequence[Row]) -> Verdict:
     below = {e.seed: e for e in shallow.entries}
     pairs = {r.cell.model: [(e, below[e.seed]) for e in r.entries if e.seed in below] for r in deep}
-    pairs = {model: found for model, found in pairs.items() if found}
+    pairs = {model: both for model, both in pairs.items() if both}
     if not pairs:
         return Verdict(data)
     best = min(pairs, key=lambda m: statistics.mean([e.value("valid") for e, _ in pairs[m]]))

@@ -1,4 +1,4 @@
-"""The ledger as the report sees it: one finished run per JSON file under results/runs/, read without mercy.
+"""The ledger: one finished run per JSON file under results/runs/, written once and read without mercy.
 
 A number in a table must be traceable to a run, so an entry that is malformed is an error naming its file,
 never a row left out.
@@ -6,6 +6,7 @@ never a row left out.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import itertools
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.errors import UserError
+from deeprnn.files import write_json
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.training.recipe import Recipe
 
@@ -49,7 +51,7 @@ class Entry:
 
     def value(self, split: str = "test") -> float:
         """The headline metric of a split."""
-        return float(self.raw["result"][split][HEADLINE[self.kind]])
+        return float(self.raw["result"][split][HEADLINE[self.kind].key])
 
     @property
     def curve(self) -> list[dict[str, Any]]:
@@ -131,6 +133,26 @@ def without_idle(recipe: Recipe) -> dict[str, Any]:
     return own
 
 
+def entry_path(entry: Mapping[str, Any], folder: Path) -> Path:
+    """Where a run's entry goes: by data, model, recipe and seed; where the ledger has that run, its own place."""
+    own = identity(Recipe.from_dict(entry["recipe"]))
+    stem = f"{entry['data']['name']}-{entry['model']}".replace("/", "-")
+    for path in sorted(folder.glob(f"{glob.escape(stem)}-*.json")):
+        other = read_entry(path)
+        if (other.identity, other.seed) == (own, entry["seed"]):
+            return path
+    return folder / f"{stem}-{own}-seed-{entry['seed']}.json"
+
+
+def record(entry: Mapping[str, Any], folder: Path) -> Path:
+    """Write an entry, unless a finished run's stands there already; its file."""
+    path = entry_path(entry, folder)
+    if path.exists() and not read_entry(path).cut_off:
+        return path
+    write_json(path, entry)
+    return path
+
+
 def read_ledger(folder: str | Path = FOLDER) -> list[Entry]:
     """Every entry of a ledger folder, in order of file names; no folder is an empty ledger."""
     return [read_entry(path) for path in sorted(Path(folder).glob("*.json"))]
@@ -180,14 +202,14 @@ def _whole(value: Any, name: str) -> int:
 
 def groups(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     """Entries of one recipe together, seeds in order; the same seed twice is an error."""
-    found: dict[str, list[Entry]] = {}
+    by_identity: dict[str, list[Entry]] = {}
     for entry in entries:
-        found.setdefault(entry.identity, []).append(entry)
-    for members in found.values():
+        by_identity.setdefault(entry.identity, []).append(entry)
+    for members in by_identity.values():
         members.sort(key=lambda e: e.seed)
         for a, b in itertools.pairwise(members):
             if a.seed == b.seed:
                 raise UserError(
                     f"ledger entries {a.path} and {b.path} are the same recipe and seed: remove one"
                 )
-    return found
+    return by_identity

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeprnn.files import write_atomically
 from deeprnn.model import paper
+from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.structure import short_count
 from deeprnn.render.curves import legend, series
 from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
@@ -26,7 +28,6 @@ COLOURS = {model: SERIES[i % len(SERIES)] for i, model in enumerate(paper.LABELS
 def draw_all(entries: Sequence[Entry], folder: str | Path) -> list[Path]:
     """Write every figure that the ledger has something for."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     table = rows(entries)
     pictures: dict[str, bytes] = {}
     for data in paper.INPUTS:
@@ -41,7 +42,7 @@ def draw_all(entries: Sequence[Entry], folder: str | Path) -> list[Path]:
     out = []
     for name, picture in pictures.items():
         path = folder / f"{name}.png"
-        path.write_bytes(picture)
+        write_atomically(path, picture)
         out.append(path)
     return out
 
@@ -50,7 +51,7 @@ def learning_curves(data: str, mine: Sequence[Row]) -> bytes:
     """Validation over epochs for each model of a data set: a thin line a seed."""
     figure = new_figure(8.4, 4.2)
     axes = figure.add_subplot()
-    dress(axes, f"{TITLES[data]}: validation", paper.METRICS[data])
+    dress(axes, f"{TITLES[data]}: validation", HEADLINE[paper.KINDS[data]].name)
     late: list[float] = []
     for row in mine:
         for number, entry in enumerate(row.entries):
@@ -99,7 +100,7 @@ def parameters_figure(table: Sequence[Row]) -> bytes:
     figure = new_figure(3.3 * across + 0.6, 3.2 * down)
     for place, data in enumerate(sets, 1):
         axes = figure.add_subplot(down, across, place)
-        dress(axes, TITLES[data], paper.METRICS[data])
+        dress(axes, TITLES[data], HEADLINE[paper.KINDS[data]].name)
         for row in (r for r in table if r.cell.data == data and r.entries):
             colour = COLOURS[row.cell.model]
             size = parameters(row.entries[0])
@@ -110,8 +111,8 @@ def parameters_figure(table: Sequence[Row]) -> bytes:
                 axes.plot([size], [row.cell.value], "o", color=colour, markerfacecolor="none", markersize=6)
         axes.set_xscale("log")
         ticks = sorted({parameters(r.entries[0]) for r in table if r.cell.data == data and r.entries})
-        kept = [t for i, t in enumerate(ticks) if not i or t > 1.12 * ticks[i - 1]]  # labels need room
-        axes.set_xticks(kept, [short_count(t) for t in kept])
+        shown = [t for i, t in enumerate(ticks) if not i or t > 1.12 * ticks[i - 1]]  # labels need room
+        axes.set_xticks(shown, [short_count(t) for t in shown])
         axes.minorticks_off()
         axes.set_xlabel("parameters", color=SOFT, fontsize=9)
     names = figure.add_subplot(down, across, len(sets) + 1)
@@ -134,7 +135,7 @@ def depth_figure(entries: Sequence[Entry]) -> bytes:
     figure = new_figure(8.4, 3.4 * len(sets))
     for place, data in enumerate(sets, 1):
         axes = figure.add_subplot(len(sets), 1, place)
-        dress(axes, f"{TITLES[data]}: depth and shortcut, test", paper.METRICS[data])
+        dress(axes, f"{TITLES[data]}: depth and shortcut, test", HEADLINE[paper.KINDS[data]].name)
         models = [m for m in ORDER if (data, m) in table]
         for x, model in enumerate(models):
             _seeds(axes, x, [e.value() for e in table[data, model]], model)

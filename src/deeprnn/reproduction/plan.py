@@ -65,7 +65,7 @@ class Job:
 
 @dataclass
 class Plan:
-    """The jobs to run, each after what it needs, and what was found done."""
+    """The jobs to run, each after what it needs, and what is done already."""
 
     jobs: list[Job] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
@@ -82,14 +82,14 @@ def wanted(only: Sequence[str] = (), extras: bool = False) -> list[str]:
     out: list[str] = []
     for word in only:
         pool = everything if extras or "/" in word else cells
-        found = [n for n in pool if n == word or n.split("/")[0] == word or fnmatch.fnmatchcase(n, word)]
-        if not found:
+        matching = [n for n in pool if n == word or n.split("/")[0] == word or fnmatch.fnmatchcase(n, word)]
+        if not matching:
             names = [*paper.INPUTS, *everything]
             near = get_close_matches(word, names, n=1, cutoff=0.4)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise UserError(f"--only {word!r} matches nothing{hint}: use a data set ({', '.join(paper.INPUTS)}), "
                             f"or data/model with model one of {', '.join([*paper.LABELS, *EXTRAS])}")  # fmt: skip
-        out += [n for n in found if n not in out]
+        out += [n for n in matching if n not in out]
     return out
 
 

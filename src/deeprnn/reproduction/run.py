@@ -24,7 +24,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deeprnn.backends.cuda.planning import expect_company
 from deeprnn.data import sources
 from deeprnn.errors import UserError
 from deeprnn.reproduction.entries import FOLDER, read_ledger
@@ -32,10 +31,13 @@ from deeprnn.reproduction.job import Place, Say, run_job
 from deeprnn.reproduction.plan import Job, Plan, make_plan, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
 from deeprnn.training.recipe import DataPart, Recipe
+from deeprnn.training.saving import catch_signals
 
 ROOT = Path("runs/reproduce")
 TICK = 0.5
-"""seconds between looks at the clock"""
+"""seconds between two checks of the clock"""
+MOST_SEEDS = 1000
+"""of a cell: more is a slip of the keyboard"""
 SWITCH = 2e-4
 """seconds between turns: a thread that only replays graphs must not wait long for one that computes"""
 
@@ -54,8 +56,6 @@ class Settings:
     overrides: tuple[str, ...] = ()
     root: Path = ROOT
     ledger: Path = FOLDER
-    company: int = 1
-    """kernels that the GPU's planner expects side by side; at 1 each population's are planned as if alone"""
 
 
 def default_jobs(device: str) -> int:
@@ -82,8 +82,8 @@ def plan_of(settings: Settings) -> Plan:
     """The jobs still to be done, with their expected times."""
     if settings.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {settings.jobs}")
-    if settings.seeds is not None and settings.seeds < 1:
-        raise UserError(f"--seeds must be at least 1, got {settings.seeds}")
+    if settings.seeds is not None and not 1 <= settings.seeds <= MOST_SEEDS:
+        raise UserError(f"--seeds must be from 1 to {MOST_SEEDS:,}, got {settings.seeds:,}")
     if settings.budget is not None and not settings.budget > 0:
         raise UserError(f"--budget must be above zero minutes, got {settings.budget:g}")
     entries = read_ledger(settings.ledger)
@@ -131,8 +131,8 @@ def reproduce(settings: Settings, say: Say = print, entered: Callable[[], None] 
         sources.find(name)  # missing data is an error now, not after an hour
     outcome = Outcome()
     if plan.jobs:
-        with _listening() as heard, _sharing(settings):
-            _Runner(settings, plan, say, entered, heard, outcome).run()
+        with catch_signals() as received, _sharing(settings):
+            _Runner(settings, plan, say, entered, received, outcome).run()
     return outcome
 
 
@@ -145,11 +145,11 @@ class _Runner:
         plan: Plan,
         say: Say,
         entered: Callable[[], None],
-        heard: list[int],
+        received: list[int],
         outcome: Outcome,
     ) -> None:
         self.settings, self.plan, self.entered = settings, plan, entered
-        self.heard, self.outcome = heard, outcome
+        self.received, self.outcome = received, outcome
         self.began = time.monotonic()
         self.budget_over = threading.Event()
         self.lock = threading.Lock()
@@ -167,8 +167,8 @@ class _Runner:
         """Until nothing runs and nothing can be started."""
         with self._executor() as pool:
             while True:
-                self._look_at_clock()
-                while not self.heard and len(self.running) < self.settings.jobs and (job := self._ready()):
+                self._check_clock()
+                while not self.received and len(self.running) < self.settings.jobs and (job := self._ready()):
                     self.waiting.remove(job)
                     self.say(f"{job.name}: starts, {len(job.recipe.seeds)} seeds")
                     self.running[self._submit(pool, job)] = job
@@ -178,16 +178,16 @@ class _Runner:
                 for future in done:
                     self._ended(future, self.running.pop(future))
         self.outcome.unfinished += [job.name for job in self.waiting]
-        if self.heard and not self.budget_over.is_set():
-            self.outcome.signal = self.heard[0]
+        if self.received and not self.budget_over.is_set():
+            self.outcome.signal = self.received[0]
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         budget = self.settings.budget
-        if budget and not self.heard and time.monotonic() - self.began >= 60 * budget:
+        if budget and not self.received and time.monotonic() - self.began >= 60 * budget:
             self.say(f"the budget of {budget:g} minutes is over: saving what runs")
             self.budget_over.set()
-            self.heard.append(int(signal.SIGTERM))
-        if self.heard and self.processes:
+            self.received.append(int(signal.SIGTERM))
+        if self.received and self.processes:
             _STOP.budget.value = self.budget_over.is_set()
             _STOP.event.set()
 
@@ -225,7 +225,7 @@ class _Runner:
         if self.processes:
             return pool.submit(_in_process, job.name, job.recipe, job.stage, folder, s, self.began)
         why = lambda: _cut(s) if self.budget_over.is_set() else ""  # noqa: E731
-        place = Place(s.root, s.ledger, s.device, self.heard, why)
+        place = Place(s.root, s.ledger, s.device, self.received, why)
         return pool.submit(_in_thread, job.name, job.recipe, job.stage, folder, place, self.say)
 
 
@@ -234,13 +234,13 @@ def _cut(settings: Settings) -> str:
 
 
 def _in_thread(name: str, recipe: Recipe, stage: Recipe | None, folder: Path, place: Place, say: Say) -> bool:
-    return run_job(name, recipe, stage, folder, _data(recipe.data), place, say)
+    return run_job(name, recipe, stage, folder, data_of(recipe.data), place, say)
 
 
 _LOADING = threading.Lock()
 
 
-def _data(part: DataPart) -> Any:
+def data_of(part: DataPart) -> Any:
     """The data of a recipe, read once for all jobs."""
     with _LOADING:
         return _load(DataPart(name=part.name, level=part.level))
@@ -255,30 +255,16 @@ def _load(part: DataPart) -> Any:
 
 @contextmanager
 def _sharing(settings: Settings) -> Iterator[None]:
-    """Let threads share a GPU: kernels planned for the company, quick turns between threads."""
+    """Let threads share a GPU by quick turns between them."""
     if not settings.device.startswith("cuda"):
         yield
         return
     before = sys.getswitchinterval()
-    expect_company(settings.company)
     sys.setswitchinterval(SWITCH)
     try:
         yield
     finally:
         sys.setswitchinterval(before)
-        expect_company(1)
-
-
-@contextmanager
-def _listening() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM where that is possible; a second one acts at once."""
-    if threading.current_thread() is threading.main_thread():
-        from deeprnn.training.keeping import listening
-
-        with listening() as heard:
-            yield heard
-    else:
-        yield []
 
 
 # ---- processes, for the CPU
@@ -298,8 +284,8 @@ class _Stop:
 _STOP = _Stop()
 
 
-class _Heard(Sequence[int]):
-    """A process's view of the wish to stop, in the form that a keeper looks at."""
+class _Received(Sequence[int]):
+    """A process's view of the wish to stop, as `RunSaver` reads it."""
 
     def __len__(self) -> int:
         return int(_STOP.event.is_set())
@@ -324,5 +310,5 @@ def _in_process(
         sys.stdout.flush()
 
     why = lambda: _cut(settings) if _STOP.budget.value else ""  # noqa: E731
-    place = Place(settings.root, settings.ledger, settings.device, _Heard(), why)
+    place = Place(settings.root, settings.ledger, settings.device, _Received(), why)
     return _in_thread(name, recipe, stage, folder, place, say)

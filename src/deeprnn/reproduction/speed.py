@@ -49,12 +49,12 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise UserError(f"{path} is not JSON: {error}") from error
 
 
-def _device(found: Mapping[str, Any], where: str) -> str:
-    rows = [r for r in found["rows"] if _of(r, "hidden") == HIDDEN and r.get("train_us")]
+def _device(measured: Mapping[str, Any], where: str) -> str:
+    rows = [r for r in measured["rows"] if _of(r, "hidden") == HIDDEN and r.get("train_us")]
     batches = sorted({int(_of(r, "batch")) for r in rows})
     names = [n for n in NAMES if any(r["peer"] == n for r in rows)]
     mine = {int(_of(r, "batch")): r["train_us"] for r in rows if r["peer"] == "ours"}
-    lines = [f"| {_title(found, where)} | " + " | ".join(f"batch {b}" for b in batches) + " |"]
+    lines = [f"| {_title(measured, where)} | " + " | ".join(f"batch {b}" for b in batches) + " |"]
     lines.append("|---" * (len(batches) + 1) + "|")
     called = {int(_of(r, "batch")): r["called_us"] for r in rows if r["peer"] == "ours" and "called_us" in r}
     label = "**deeprnn** in a CUDA graph, as it trains" if called else "**deeprnn**"
@@ -74,10 +74,10 @@ def _of(row: Mapping[str, Any], key: str) -> Any:
     return row[key] if key in row else row["work"][key]
 
 
-def _title(found: Mapping[str, Any], where: str) -> str:
-    torch = found["versions"]["torch"].partition("+")[0]
+def _title(measured: Mapping[str, Any], where: str) -> str:
+    torch = measured["versions"]["torch"].partition("+")[0]
     if where == "CPU":
-        machine = found["machine"]
+        machine = measured["machine"]
         return f"CPU, {machine['threads']} threads, torch {torch}"
     return f"{where}, torch {torch}"
 

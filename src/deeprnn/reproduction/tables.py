@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from deeprnn.errors import UserError
+from deeprnn.files import write_atomically
 from deeprnn.model import paper
+from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction import speed
 from deeprnn.reproduction.cells import Row, Verdict, rows, verdicts
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
@@ -32,7 +35,7 @@ NONE = "—"
 
 def digits(row: Row) -> int:
     """Decimals that a metric is printed with."""
-    return 1 if row.cell.metric == "perplexity" else 3
+    return 1 if row.cell.kind == "word" else 3
 
 
 def number(value: float | None, places: int) -> str:
@@ -127,8 +130,8 @@ def _details(table: Sequence[Row]) -> str:
 
 
 def _extras(entries: Sequence[Entry]) -> str:
-    found = extra_rows(entries)
-    if not found:
+    extra = extra_rows(entries)
+    if not extra:
         return ""
     lines = [
         "**Models the paper names or suggests but does not train**",
@@ -136,7 +139,7 @@ def _extras(entries: Sequence[Entry]) -> str:
         "| data | model | parameters | ours, test | seeds |",
         "|---|---|---|---|---|",
     ]
-    for row in found:
+    for row in extra:
         places = 1 if row.data == "ptb-word" else 3
         spread = "" if row.sd is None else f" ± {row.sd:.{places}f}"
         lines.append(
@@ -182,59 +185,86 @@ def update_readme(path: str | Path, entries: Sequence[Entry], bench: str | Path 
     old = path.read_text(encoding="utf-8")
     new = rebuilt(old, entries, bench)
     if new != old:
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(new, encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, new)
     return new != old
 
 
 # ---- plain text
 
 
-def text_tables(entries: Sequence[Entry]) -> str:
-    """Tables 2 and 3 as aligned plain text, ours over the paper's."""
+def text_tables(entries: Sequence[Entry], width: int = 1000) -> str:
+    """Tables 2 and 3 as aligned plain text within so many columns: ours over the paper's, or model by model."""
     table = rows(entries)
-    judged = {v.data: v for v in verdicts(table)}
     out = []
     for which, caption in CAPTIONS.items():
         mine = [r for r in table if r.cell.table == which]
-        models = list(dict.fromkeys(r.cell.model for r in mine))
-        lines = [["", "", *(paper.LABELS[m] for m in models)]]
-        for data in dict.fromkeys(r.cell.data for r in mine):
-            here = [r for r in mine if r.cell.data == data]
-            lines.append([TITLES[data], "ours", *(measured(r) for r in here)])
-            lines.append(["", "paper", *(printed(r) for r in here)])
-            lines.append(["", "difference", *(percent(r.difference) for r in here)])
-            lines.append(["", "seeds", *(str(len(r.entries)) for r in here)])
-        out.append(f"{caption}\n{aligned(lines)}")
-    out.append(
-        "A deep model, chosen on validation, beats the conventional RNN on test (paired over seeds, p < 0.05):"
-    )
-    out += [f"  {TITLES[data]:<16}{v.text}" for data, v in judged.items()]
-    return "\n\n".join(out[:2]) + "\n\n" + "\n".join(out[2:])
+        wide = aligned(_by_data(mine))
+        fits = max(map(len, wide.splitlines())) <= width
+        out.append(f"{fill(caption, width)}\n{wide if fits else aligned(_by_model(mine))}")
+    judged = "A deep model, chosen on validation, beats the conventional RNN on test (paired over seeds, p < 0.05):"
+    lines = [fill(judged, width)]
+    for verdict in verdicts(table):
+        line = f"  {TITLES[verdict.data]:<16}{verdict.text}"
+        lines.append(fill(line, width, subsequent_indent=" " * 6))
+    return "\n\n".join([*out, "\n".join(lines)])
 
 
-def cells_text(table: Sequence[Row]) -> str:
-    """All cells, a line each."""
-    head = [
-        "table",
-        "data",
-        "model",
-        "metric",
-        "paper",
-        "ours",
-        "seeds",
-        "best seed",
-        "difference",
-        "deviations",
+def _by_data(table: Sequence[Row]) -> list[list[str]]:
+    """A column for each model, and for each data set four lines."""
+    models = dict.fromkeys(r.cell.model for r in table)
+    lines = [["", "", *(paper.LABELS[m] for m in models)]]
+    for data in dict.fromkeys(r.cell.data for r in table):
+        here = [r for r in table if r.cell.data == data]
+        lines.append([TITLES[data], "ours", *(measured(r) for r in here)])
+        lines.append(["", "paper", *(printed(r) for r in here)])
+        lines.append(["", "difference", *(percent(r.difference) for r in here)])
+        lines.append(["", "seeds", *(str(len(r.entries)) for r in here)])
+    return lines
+
+
+def _by_model(table: Sequence[Row]) -> list[list[str]]:
+    """A line for each cell."""
+    lines = [["", "ours", "paper", "diff.", "seeds"]]
+    for data in dict.fromkeys(r.cell.data for r in table):
+        lines.append([TITLES[data], "", "", "", ""])
+        for r in (r for r in table if r.cell.data == data):
+            label = f"  {paper.LABELS[r.cell.model]}"
+            lines.append([label, measured(r), printed(r), percent(r.difference), str(len(r.entries))])
+    return lines
+
+
+def cells_text(table: Sequence[Row], width: int = 1000) -> str:
+    """All cells, a line each; where that is too wide, deviations stand on lines of their own."""
+    lines = [
+        [
+            "table",
+            "data",
+            "model",
+            "metric",
+            "paper",
+            "ours",
+            "seeds",
+            "best seed",
+            "difference",
+            "deviations",
+        ]
     ]
-    lines = [head]
     for r in table:
         lines.append(
-            [str(r.cell.table), r.cell.data, r.cell.model, r.cell.metric, printed(r), measured(r),
+            [str(r.cell.table), r.cell.data, r.cell.model, HEADLINE[r.cell.kind].name, printed(r), measured(r),
              str(len(r.entries)), number(r.best, digits(r)), percent(r.difference), "; ".join(r.deviations)]
         )  # fmt: skip
-    return aligned(lines)
+    wide = aligned(lines)
+    if max(map(len, wide.splitlines())) <= width:
+        return wide
+    names = ("data", "model", "paper", "ours", "difference")
+    columns = [lines[0].index(name) for name in names]
+    head, *short = aligned([[line[i] for i in columns] for line in lines]).splitlines()
+    out = [head]
+    for line, r in zip(short, table, strict=True):
+        notes = fill("; ".join(r.deviations), width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        out += [line, notes] if notes else [line]
+    return "\n".join(out)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -1,14 +1,11 @@
-"""Checkpoints: safetensors beside JSON with its checksum, written atomically, the previous one kept.
+"""Checkpoints: safetensors beside JSON with its checksum, the previous one kept.
 
-A file is written under another name, forced to disk and renamed, so it is whole or not there. A checkpoint
-is two files; the JSON names the tensors by their sha256, and `last` is rotated to `previous` in an order
-that leaves one matching pair at every moment. Nothing here executes what it reads.
+A checkpoint is two files; the JSON names the tensors by their sha256, so that a pair is whole under whatever names
+a kill left it. Nothing here executes what it reads.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -16,22 +13,23 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
 from deeprnn.errors import UserError
+from deeprnn.files import explained, sync_folder, write_atomically, write_beside
+from deeprnn.runs.reading import open_regular, read_json, read_regular, regular
 
 logger = logging.getLogger("deeprnn")
 
 FORMAT = 1
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class DiskFull(UserError):
-    """There was no room for a file; what stood before still stands."""
+MOST_JSON = 2**26
+"""bytes of a JSON file that are read"""
+ATTEMPTS = 3
+"""at reading two files that a trainer may be replacing meanwhile"""
 
 
 @dataclass(frozen=True)
@@ -43,61 +41,29 @@ class Checkpoint:
     path: Path
 
 
-# ---- files
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Give `path` this content whole or not at all, and make it last."""
-    temporary = _write_beside(path, content)
-    os.replace(temporary, path)
-    _sync_folder(path.parent)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """A JSON file, atomically."""
-    write_atomically(path, (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def _write_beside(path: Path, content: bytes) -> Path:
-    """Write to a temporary name in the same folder and force it to disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(handle, view) :]
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if error.errno in _FULL:
-            raise DiskFull(
-                f"no room to write {path} ({len(content):,} bytes: {error.strerror}); what was saved before is intact: "
-                "free some space and resume the run"
-            ) from error
-        raise
-    return temporary
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder last."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 # ---- pairs
 
 
 def _pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
     packed = safetensors.torch.save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
-    sidecar = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest(), "meta": dict(meta)}
-    return packed, sidecar | {"meta_sha256": _digest(sidecar["meta"])}
+    sidecar = {
+        "format": FORMAT,
+        "sha256": hashlib.sha256(packed).hexdigest(),
+        "bytes": len(packed),
+        "meta": dict(meta),
+        "meta_sha256": _digest(dict(meta)),
+    }
+    return packed, sidecar
+
+
+def _unpack(packed: bytes, path: Path) -> dict[str, Tensor]:
+    """The tensors of a file; one that was forged agrees with its checksum and may yet be anything."""
+    try:
+        return safetensors.torch.load(packed)
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{path} holds no tensors ({error}), though its checksum agrees: do not use it"
+        ) from error
 
 
 def _digest(meta: Any) -> str:
@@ -109,17 +75,36 @@ def _encode(sidecar: Mapping[str, Any]) -> bytes:
 
 
 def save_state(folder: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write `last`, after the old one has become `previous`."""
+    """Write `last`, after the newest whole checkpoint has become `previous`.
+
+    Whatever renames of this save and of earlier ones a kill or a loss of power has left out, some JSON file and its
+    tensors are both there: until `previous` is whole and on disk, nothing is renamed over either of them.
+    """
     packed, sidecar = _pack(tensors, meta)
-    new_tensors = _write_beside(folder / "last.safetensors", packed)
-    new_json = _write_beside(folder / "last.json", _encode(sidecar))
-    # Between any two of these renames one JSON file and its tensors both exist, under some pair of names.
-    for kind in ("json", "safetensors"):
-        if (folder / f"last.{kind}").exists():
-            os.replace(folder / f"last.{kind}", folder / f"previous.{kind}")
-    os.replace(new_tensors, folder / "last.safetensors")
-    os.replace(new_json, folder / "last.json")
-    _sync_folder(folder)
+    new_tensors = write_beside(folder / "last.safetensors", packed)
+    try:
+        new_json = write_beside(folder / "last.json", _encode(sidecar))
+    except BaseException:
+        new_tensors.unlink()
+        raise
+    with explained(folder / "last.json"):
+        _keep_newest(folder)
+        os.replace(new_tensors, folder / "last.safetensors")
+        os.replace(new_json, folder / "last.json")
+        sync_folder(folder)
+
+
+def _keep_newest(folder: Path) -> None:
+    """Bring the newest whole checkpoint under the names `previous.*`."""
+    for path, sidecar, _ in _sidecars(folder):
+        place = _tensors_of(folder, path, sidecar)
+        if place is None:
+            continue
+        for found in (path, place):
+            if found.stem == "last":
+                os.replace(found, found.with_stem("previous"))
+        sync_folder(folder)
+        return
 
 
 def load_state(folder: Path) -> Checkpoint | None:
@@ -127,22 +112,60 @@ def load_state(folder: Path) -> Checkpoint | None:
 
     A damaged or missing `last` is reported and `previous` used; if neither is whole, that is an error.
     """
-    names = [n for n in ("last", "previous") if (folder / f"{n}.json").exists()]
     problems = []
-    for name in names:
-        try:
-            found = _read_pair(folder, name)
-        except _Damaged as damage:
-            problems.append(str(damage))
-            continue
-        if problems:
-            logger.warning("%s; going on from %s", "; ".join(problems), found.path)
-        return found
+    for path, sidecar, problem in _sidecars(folder):
+        place = _tensors_of(folder, path, sidecar) if not problem else None
+        if place is not None:
+            if problems:
+                logger.warning("%s; going on from %s", "; ".join(problems), path)
+            packed = read_regular(place, place.stat().st_size)
+            return Checkpoint(_unpack(packed, place), sidecar["meta"], path)
+        tensors = path.with_suffix(".safetensors")
+        problems.append(problem or f"{tensors} is missing, truncated or altered (checksum)")
     if problems:
         raise UserError(
             "no whole checkpoint: " + "; ".join(problems) + ". Start the run again, or restore a copy"
         )
     return None
+
+
+def read_meta(folder: Path) -> dict[str, Any] | None:
+    """The plain data of the newest checkpoint that can be read, without its tensors; None if there is none."""
+    return next((sidecar["meta"] for _, sidecar, problem in _sidecars(folder) if not problem), None)
+
+
+def _sidecars(folder: Path) -> Iterator[tuple[Path, dict[str, Any], str]]:
+    """The JSON files of a folder's checkpoints, newest first: path, content, and what is wrong with it."""
+    for name in ("last", "previous"):
+        path = folder / f"{name}.json"
+        if not path.exists():
+            continue
+        try:
+            yield path, _read_sidecar(path), ""
+        except _Damaged as damage:
+            yield path, {}, str(damage)
+
+
+def _tensors_of(folder: Path, path: Path, sidecar: Mapping[str, Any]) -> Path | None:
+    """The file that holds a checkpoint's tensors: a kill between two renames leaves it under the other name."""
+    if not sidecar:
+        return None
+    for name in (path.stem, "last", "previous"):
+        place = folder / f"{name}.safetensors"
+        if _may_be(place, sidecar) and _sha256(place) == sidecar["sha256"]:
+            return place
+    return None
+
+
+def _may_be(path: Path, sidecar: Mapping[str, Any]) -> bool:
+    """Whether a file is worth reading as a checkpoint's tensors; a pipe, a device or one of another size is not."""
+    status = regular(path)
+    return status is not None and sidecar.get("bytes") in (None, status.st_size)
+
+
+def _sha256(path: Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 class _Damaged(Exception):
@@ -151,23 +174,19 @@ class _Damaged(Exception):
 
 def _read_sidecar(path: Path) -> dict[str, Any]:
     try:
-        sidecar = json.loads(path.read_bytes())
-        whole = sidecar["format"] == FORMAT and _digest(sidecar["meta"]) == sidecar["meta_sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _Damaged(f"{path} cannot be read ({error})") from None
-    if not whole:
+        sidecar = read_json(path, MOST_JSON)
+    except (OSError, UserError) as error:
+        raise _Damaged(f"{path} is damaged: {error}") from None
+    if not isinstance(sidecar, dict):
+        raise _Damaged(f"{path} is damaged: it holds no table")
+    for key in ("format", "sha256", "meta", "meta_sha256"):
+        if key not in sidecar:
+            raise _Damaged(f"{path} is damaged: it has no {key!r}")
+    if sidecar["format"] != FORMAT:
+        raise _Damaged(f"{path} has format {sidecar['format']!r}, this version reads {FORMAT}")
+    if not isinstance(sidecar["meta"], dict) or _digest(sidecar["meta"]) != sidecar["meta_sha256"]:
         raise _Damaged(f"{path} does not match its own checksum")
     return sidecar
-
-
-def _read_pair(folder: Path, name: str) -> Checkpoint:
-    path = folder / f"{name}.json"
-    sidecar = _read_sidecar(path)
-    for place in (folder / f"{name}.safetensors", folder / "last.safetensors"):
-        packed = place.read_bytes() if place.exists() else b""
-        if packed and hashlib.sha256(packed).hexdigest() == sidecar["sha256"]:
-            return Checkpoint(safetensors.torch.load(packed), sidecar["meta"], path)
-    raise _Damaged(f"{path.with_suffix('.safetensors')} is missing, truncated or altered (checksum)")
 
 
 # ---- the best parameters, which other programs read
@@ -181,76 +200,27 @@ def save_best(folder: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, An
     """
     packed, sidecar = _pack(tensors, meta)
     path = folder / "best.safetensors"
-    before = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
-    new = _write_beside(path, packed)
+    before = _sha256(path) if regular(path) else None
+    new = write_beside(path, packed)
     write_atomically(folder / "best.json", _encode({**sidecar, "replaces": before}))
-    os.replace(new, path)
-    _sync_folder(folder)
+    with explained(path):
+        os.replace(new, path)
+        sync_folder(folder)
 
 
 def load_best(folder: Path) -> Checkpoint:
     """The best parameters, checked; needs neither the training data nor a GPU."""
     path = folder / "best.safetensors"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise UserError(f"{folder} has no best.safetensors: the run has not finished its first epoch")
-    try:
-        sidecar = _read_sidecar(folder / "best.json")
-    except _Damaged as damage:
-        raise UserError(f"{damage}; `deeprnn resume {folder}` writes it again") from None
-    packed = path.read_bytes()
-    if hashlib.sha256(packed).hexdigest() not in (sidecar["sha256"], sidecar.get("replaces")):
-        raise UserError(
-            f"{path} is truncated or altered (checksum): `deeprnn resume {folder}` writes it again"
-        )
-    return Checkpoint(safetensors.torch.load(packed), sidecar["meta"], folder / "best.json")
-
-
-# ---- one process a folder
-
-
-def _lock_file(folder: Path) -> IO[str]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return open(folder / ".lock", "a+")
-    except OSError as error:
-        full = error.errno in _FULL
-        remedy = "free some space" if full else "choose another folder, or give it the right to be written"
-        raise (DiskFull if full else UserError)(
-            f"cannot write in {folder} ({error.strerror}): {remedy}"
-        ) from None
-
-
-@contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process; a second one is refused, and a killed one leaves nothing behind."""
-    import fcntl
-
-    with _lock_file(folder) as file:
+    for _ in range(ATTEMPTS):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise UserError(
-                f"{folder} is in use by process {owner}: wait for it, stop it, or choose another folder"
-            ) from None
-        # Unbuffered: on a full disk the holder's name is left out, and nothing is left for close() to fail on.
-        with contextlib.suppress(OSError):
-            os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), f"{os.getpid()}\n".encode())
-        yield
-
-
-def held(folder: Path) -> bool:
-    """Whether some process holds a run folder now."""
-    import fcntl
-
-    path = folder / ".lock"
-    if not path.exists():
-        return False
-    with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+            sidecar = _read_sidecar(folder / "best.json")
+        except _Damaged as damage:
+            raise UserError(f"{damage}; `deeprnn resume {folder}` writes it again") from None
+        if not _may_be(path, sidecar if sidecar.get("replaces") is None else {}):
+            continue
+        packed = read_regular(path, path.stat().st_size)
+        if hashlib.sha256(packed).hexdigest() in (sidecar["sha256"], sidecar.get("replaces")):
+            return Checkpoint(_unpack(packed, path), sidecar["meta"], folder / "best.json")
+    raise UserError(f"{path} is truncated or altered (checksum): `deeprnn resume {folder}` writes it again")

@@ -1,13 +1,11 @@
-"""The ledger: one JSON for each finished run, from which tables and figures are made."""
+"""A run's entry in the ledger, from which tables and figures are made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from deeprnn.errors import UserError
-from deeprnn.runs.checkpoint import write_json
 from deeprnn.runs.folder import Run
 
 FORMAT = 1
@@ -15,9 +13,12 @@ POINTS = 200
 """most points of a learning curve that are kept"""
 
 
-def entry(run: Run) -> dict[str, Any]:
-    """What is kept of a run for good: how it was made, on what, what it reached and how it got there."""
-    info = run.info
+def entry(run: Run, info: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What is kept of a run for good: how it was made, on what, what it reached and how it got there.
+
+    `info` stands for the run's run.json where that is yet to be written.
+    """
+    info = run.info if info is None else info
     if info.get("result") is None:
         raise UserError(
             f"{run.path} has no result yet (status {info['status']}): `deeprnn resume {run.path}`"
@@ -52,15 +53,3 @@ def thin(rows: Sequence[Mapping[str, Any]], points: int = POINTS) -> list[dict[s
 
 def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def record(run: Run, folder: str | Path) -> Path:
-    """Write a run's entry into a ledger folder, under the data's, model's and run's name."""
-    found = entry(run)
-    stem, name = f"{found['data']['name']}-{found['model']}", run.name.replace("/", "-").replace(" ", "-")
-    stem = name if name.startswith(stem) else f"{stem}-{name}"
-    stem = stem if "seed-" in stem else f"{stem}-seed-{found['seed']}"
-    path = Path(folder) / f"{stem}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, found)
-    return path

@@ -3,9 +3,17 @@
 The epoch's order lies on the device: which rows of the table each step reads, and where each batch begins.
 A graph takes the next beginning from a cursor, gathers its batch, updates, and moves the cursor on; the host
 only says "replay the graph of this length" as often as there are updates.
+
+Several trainers may share one GPU, each in a thread and on a stream of its own: a population of five at batch 1 fills
+less than half of a large card, and a graph's replay leaves the host almost idle, so threads suffice. Capturing is the
+delicate moment. A lock serialises it, on a stream of its own, in the mode that leaves other threads free to allocate.
 """
 
 from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,6 +23,40 @@ from deeprnn.training.updater import Updater
 
 WARM_UP = 3
 """eager rounds before a capture: libraries choose algorithms and allocate then"""
+SETUP = threading.Lock()
+"""held while a trainer is built, warms up or captures: nothing of another thread's may be half captured then"""
+_idle_streams: dict[int, list[torch.cuda.Stream]] = {}
+"""by GPU: a stream belongs to one"""
+
+
+@contextlib.contextmanager
+def own_stream() -> Iterator[torch.cuda.Stream]:
+    """A stream that nobody else uses meanwhile.
+
+    Streams are lent, not made anew: torch hands out the same 32 in turn, and the 33rd would be one on which
+    another thread works, or worse, captures.
+    """
+    idle = _idle_streams.setdefault(torch.cuda.current_device(), [])
+    try:
+        stream = idle.pop()
+    except IndexError:
+        stream = torch.cuda.Stream()
+    try:
+        yield stream
+    finally:
+        idle.append(stream)
+
+
+@contextlib.contextmanager
+def on_own_stream(device: torch.device | str) -> Iterator[None]:
+    """Work of this thread on its own CUDA stream, so that small populations share the card; nothing on a CPU."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_device(device.index or 0)
+    with own_stream() as stream, torch.cuda.stream(stream):
+        yield
 
 
 class DevicePlan:
@@ -35,7 +77,8 @@ class DevicePlan:
         return plan.rows.shape[0] <= len(self.rows) and len(plan) <= len(self.starts)
 
     def load(self, plan: Plan) -> None:
-        """Take an epoch's order."""
+        """Take an epoch's order, and its table: songs may stand in other keys than before."""
+        self.table.copy_(plan.table, non_blocking=True)
         steps = plan.rows.shape[0]
         for name in ("rows", "mask", "reset"):
             getattr(self, name)[:steps].copy_(getattr(plan, name), non_blocking=True)
@@ -50,7 +93,7 @@ class DevicePlan:
 
 
 class GraphEngine:
-    """Replays captured updates; has the interface of `loop.Eager`."""
+    """Replays captured updates; an `Engine` of `training.loop`."""
 
     def __init__(self, updater: Updater) -> None:
         self.updater = updater
@@ -93,18 +136,20 @@ class GraphEngine:
         self.cursor.add_(1)
 
     def _capture(self, length: int) -> torch.cuda.CUDAGraph:
-        """Warm up on a side stream, put back what that changed, then capture."""
-        tensors = [*self.updater.tensors().values(), self.cursor]
-        before = [t.clone() for t in tensors]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
+        """Warm up on a side stream, put back what that changed, then capture: all of it while no other thread does."""
+        current = torch.cuda.current_stream()
+        with SETUP, own_stream() as side:
+            tensors = [*self.updater.tensors().values(), self.cursor]
+            before = [t.clone() for t in tensors]
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    self._body(length)
+            current.wait_stream(side)
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+            current.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 self._body(length)
-        torch.cuda.current_stream().wait_stream(side)
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._body(length)
         return graph

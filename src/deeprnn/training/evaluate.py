@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,11 @@ MOST_LOGITS = 2**27
 """that a member computes at once (half a gigabyte): with ten thousand words a chunk must be short"""
 
 
+def scorable(data: Data, split: str) -> bool:
+    """Whether a split has something to predict: a frame, or a symbol that follows another."""
+    return data.sizes.get(split, 0) >= (1 if data.kind == "music" else 2)
+
+
 def evaluation_plan(data: Data, split: str, part: EvaluationPart) -> Plan:
     """The batches that score a split exactly."""
     if isinstance(data, MusicData):
@@ -35,8 +41,14 @@ def evaluation_plan(data: Data, split: str, part: EvaluationPart) -> Plan:
     return text_evaluation(ids, chunk=chunk, streams=streams, warm_up=part.chunk if streams > 1 else 0)
 
 
+Progress = Callable[[int, int], None]
+"""told how many batches of all are done"""
+
+
 @torch.no_grad()
-def score(model: SequenceModel, parameters: Tensor, plan: Plan) -> np.ndarray:
+def score(
+    model: SequenceModel, parameters: Tensor, plan: Plan, progress: Progress = lambda done, total: None
+) -> np.ndarray:
     """Nats of every frame or symbol for P members with flat parameters (P, N): (P, frames)."""
     device, P = parameters.device, len(parameters)
     plan = plan.to(device)
@@ -44,6 +56,8 @@ def score(model: SequenceModel, parameters: Tensor, plan: Plan) -> np.ndarray:
     together = device.type == "cuda" and P > 1
     groups = [views] if together else [{k: v[p] for k, v in views.items()} for p in range(P)]
     scores = plan.new_scores(P)
+    training = model.training
+    model.eval()  # cells with noise of their own have none here
     for number, named in enumerate(groups):
         state = None
         for index in range(len(plan)):
@@ -55,6 +69,8 @@ def score(model: SequenceModel, parameters: Tensor, plan: Plan) -> np.ndarray:
             else:
                 logits, state = _call(model, named, x, state, reset)
                 plan.record(scores[number], index, losses.nats(model.spec.output, logits, y))
+            progress(number * len(plan) + index + 1, len(groups) * len(plan))
+    model.train(training)
     return plan.collect(scores)
 
 
@@ -75,19 +91,25 @@ def mean_nats(data: Data, nats: np.ndarray) -> float:
 
 
 def _check_split(data: Data, split: str) -> None:
-    full = [name for name, part in data.splits.items() if len(part)]
+    full = [name for name in data.splits if scorable(data, name)]
     if split not in full:
-        raise UserError(f"{data.name} has no split {split!r}, or it is empty: it has {', '.join(full)}")
+        raise UserError(
+            f"{data.name} has no split {split!r}, or too little in it to score: it has {', '.join(full)}"
+        )
 
 
 def evaluate(
-    model: SequenceModel, data: Data, split: str, part: EvaluationPart | None = None
+    model: SequenceModel,
+    data: Data,
+    split: str,
+    part: EvaluationPart | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, float]:
     """All conventions for a model with its own parameters."""
     _check_split(data, split)
     parameters = Layout.of(model).pack([dict(model.named_parameters())], next(model.parameters()).device)
     plan = evaluation_plan(data, split, part or EvaluationPart())
-    return summarise(data, split, score(model, parameters, plan)[0])
+    return summarise(data, split, score(model, parameters, plan, progress)[0])
 
 
 def one_gram(data: MusicData, split: str = "test") -> float:
@@ -101,7 +123,14 @@ def one_gram(data: MusicData, split: str = "test") -> float:
 
 
 def dynamic_evaluation(
-    model: SequenceModel, data: Data, split: str, *, rate: float, chunk: int = 50, clip: float = 1.0
+    model: SequenceModel,
+    data: Data,
+    split: str,
+    *,
+    rate: float,
+    chunk: int = 50,
+    clip: float = 1.0,
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, float]:
     """Score a split while learning from it: each chunk is scored first, then takes a gradient step.
 
@@ -135,6 +164,7 @@ def dynamic_evaluation(
             logits, _ = _call(model, views, batch.x, state, batch.reset)
             plan.record(scores, index, losses.nats(model.spec.output, logits, batch.y))
         updater.update([batch])
+        progress(index + 1, len(plan))
     if (step := int(updater.bad[0])) >= 0:
         raise UserError(
             f"dynamic evaluation at rate {rate:g} met a NaN or infinite loss in chunk {step + 1} of {len(plan)}: "

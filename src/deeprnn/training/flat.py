@@ -64,9 +64,3 @@ class Layout:
             for name, view in self.views(row).items():
                 view.copy_(member[name].detach())
         return out
-
-    def span(self, name: str) -> slice:
-        """Where a parameter lies in a row."""
-        at = self.names.index(name)
-        start = sum(self.sizes[:at])
-        return slice(start, start + self.sizes[at])

@@ -14,10 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from deeprnn.backends import nvidia
 from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda.device import device_of, nvidia
 from deeprnn.backends.cuda.driver import Kernel
-from deeprnn.backends.cuda.launch import device_of
 from deeprnn.errors import UserError
 from deeprnn.training.recipe import OptimiserPart
 
@@ -26,7 +25,7 @@ _pointer, _long, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 @lru_cache(maxsize=64)
 def _kernel(name: str, device: int) -> Kernel:
-    return Kernel(nvrtc.cubin("update.cu", {}, device_of(device).arch), name, device)
+    return Kernel(nvrtc.cubin("training/update.cu", {}, device_of(device).arch), name, device)
 
 
 def _launch(name: str, device: torch.device, blocks: int, members: int, arguments: list) -> None:
@@ -82,12 +81,12 @@ def take_step(
     """
     members, size = parameters.shape
     small = [None if x is None else x.to(torch.float32).contiguous() for x in (factor, rate, correction)]
-    kept, weight = (None, None) if average is None else (average[0], average[1].to(torch.float32))
+    running, weight = (None, None) if average is None else (average[0], average[1].to(torch.float32))
     first, second = [*buffers, None, None][:2]
-    for name, x in {"parameters": parameters, "gradient": gradient, "average": kept}.items():
+    for name, x in {"parameters": parameters, "gradient": gradient, "average": running}.items():
         if x is not None:
             _check(**{name: x})
-    pointers = [parameters, gradient, first, second, kept, *small, multipliers, weight]
+    pointers = [parameters, gradient, first, second, running, *small, multipliers, weight]
     arguments: list = [_pointer(None if x is None else x.data_ptr()) for x in pointers]
     adam = RULES[part.name] == 2
     a, b = part.betas if adam else (part.momentum, 0.0)
@@ -126,12 +125,12 @@ def plain_normal(seeds: Tensor, step: Tensor, count: int) -> Tensor:
     word = 0xFFFFFFFF
     key = [(seeds & word)[:, None].expand_as(index), ((seeds >> 32) & word)[:, None].expand_as(index)]
     words = philox([index & word, index >> 32, when & word, (when >> 32) & word], key)
-    found = []
+    pairs = []
     for a, b in ((words[0], words[1]), (words[2], words[3])):
         u, angle = ((a >> 8).double() + 0.5) / 2**24, (b >> 8).double() * (2 * torch.pi / 2**24)
         radius = torch.sqrt(-2 * torch.log(u))
-        found += [radius * torch.cos(angle), radius * torch.sin(angle)]
-    return torch.stack(found, -1).flatten(1)[:, :count].float()
+        pairs += [radius * torch.cos(angle), radius * torch.sin(angle)]
+    return torch.stack(pairs, -1).flatten(1)[:, :count].float()
 
 
 def plain_noise(parameters: Tensor, std: float, seeds: Tensor, step: Tensor, count: int) -> Tensor:

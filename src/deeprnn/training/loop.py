@@ -5,30 +5,32 @@
     trainer.results()          # one dict a member: train, valid and test in every convention
 
 P models train in lockstep; P = 1 is the ordinary case. Nothing here writes a file or prints: watchers do
-(`keeping.Keeper` saves, `view` shows).
+(`saving.RunSaver` saves, `view` shows).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from deeprnn.data.batching import Plan, music_chunks, text_chunks
 from deeprnn.data.music import MusicData
+from deeprnn.data.transposing import randomly_transposed
 from deeprnn.errors import UserError
 from deeprnn.model import metrics
 from deeprnn.model.models import build
-from deeprnn.training import pretrain, rng
-from deeprnn.training.evaluate import Data, evaluation_plan, mean_nats, score, summarise
+from deeprnn.training import rng
+from deeprnn.training.evaluate import Data, evaluation_plan, mean_nats, scorable, score, summarise
 from deeprnn.training.flat import Layout
 from deeprnn.training.recipe import Recipe
 from deeprnn.training.schedule import Schedule
+from deeprnn.training.transfer import Source, Transfer, symbols_of
 from deeprnn.training.updater import Updater
 
 
@@ -49,13 +51,45 @@ def members_of(recipe: Recipe) -> list[MemberName]:
 
 
 class Watcher(Protocol):
-    """Something that looks on while a trainer works."""
+    """Something that is told how a trainer gets on."""
 
     def updated(self, trainer: Trainer) -> None:
         """After every update."""
 
     def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
         """After every epoch: one line of metrics a member, None for one that had finished before."""
+
+
+@runtime_checkable
+class ScoringWatcher(Protocol):
+    """A watcher that is also told how the scoring of a split gets on."""
+
+    def scored(self, trainer: Trainer, split: str, done: int, total: int) -> None:
+        """After every batch of a split: so many of all are done."""
+
+
+class Engine(Protocol):
+    """What runs an epoch's updates."""
+
+    @property
+    def length(self) -> int:
+        """Updates of the epoch that is loaded."""
+        ...
+
+    def load(self, plans: list[Plan]) -> None:
+        """Take an epoch's batches."""
+
+    def step(self, index: int) -> None:
+        """One update of every member."""
+
+
+def engine_for(updater: Updater) -> Engine:
+    """CUDA graphs on a GPU, plain calls elsewhere."""
+    if updater.device.type == "cuda":
+        from deeprnn.training.cuda_graph import GraphEngine
+
+        return GraphEngine(updater)
+    return Eager(updater)
 
 
 class NonFinite(UserError):
@@ -71,41 +105,51 @@ class Trainer:
         data: Data,
         *,
         device: torch.device | str = "cpu",
-        pretrained: Sequence[Mapping[str, Tensor]] | None = None,
+        pretrained: Sequence[Source | None] | None = None,
+        engine: Callable[[Updater], Engine] = engine_for,
     ) -> None:
         self.recipe, self.data, self.device = recipe, data, torch.device(device)
         self.members = members_of(recipe)
         self.spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
         self.model = build(self.spec, recipe.init, seed=0).to(self.device).requires_grad_(False)
         self.layout = Layout.of(self.model)
+        self.remarks: list[str] = []  # what a person may want to know of its start
         parameters, multipliers = self._start(pretrained)
         self.epoch, self.index, self.seconds = 1, 0, 0.0
         self.epoch_seconds = 0.0
         self._clock = time.perf_counter()
+        self._estimated_at = 0.0
         self.length = len(self.plan(self.members[0], 1))
         if not self.length:
             raise UserError(f"{data.name}: the training part is empty")
         self.schedule = Schedule(recipe, [m.rate for m in self.members], self.length, self.device)
+        for member, source in zip(self.schedule.members, pretrained or (), strict=pretrained is not None):
+            if source is None:
+                member.end("its first stage diverged")
+        self.schedule.push()
         seeds = [m.seed for m in self.members]
         self.updater = Updater(self.model, recipe, seeds, parameters, self.schedule, multipliers)
         self.best = parameters.clone()
-        self._graphs: Any = None  # captured once, on a GPU
+        self.engine = engine(self.updater)
         self.valid_plan = evaluation_plan(data, "valid", recipe.evaluation).to(self.device)
 
-    def _start(self, pretrained: Sequence[Mapping[str, Tensor]] | None) -> tuple[Tensor, Tensor | None]:
-        """First parameters (P, N), and the rate multipliers of what comes from a first stage."""
+    def _start(self, pretrained: Sequence[Source | None] | None) -> tuple[Tensor, Tensor | None]:
+        """First parameters (P, N), and the rate multipliers of what comes from another model."""
         fresh = {
             m.seed: build(self.spec, self.recipe.init, seed=rng.mix(m.seed, rng.INIT)) for m in self.members
         }
         parameters = self.layout.pack(
             [dict(fresh[m.seed].named_parameters()) for m in self.members], self.device
         )
-        if pretrained is None:
-            return parameters, None
-        names: tuple[str, ...] = ()
-        for row, source in zip(parameters, pretrained, strict=True):
-            names = pretrain.transfer(self.layout, row, source)
-        return parameters, pretrain.multipliers(self.layout, names, self.recipe.pretrain.rate, parameters)
+        multipliers = None
+        for row, source in zip(parameters, pretrained or [None] * len(parameters), strict=True):
+            if source is None:
+                continue
+            transfer = Transfer(self.layout, self.recipe.model, self.data, source)
+            transfer.copy(row)
+            multipliers = transfer.multipliers(self.recipe.pretrain.rate, parameters)
+            self.remarks = transfer.report(symbols_of(self.data))
+        return parameters, multipliers
 
     def plan(self, member: MemberName, epoch: int) -> Plan:
         """An epoch's batches: the shared order, or a member's own."""
@@ -119,6 +163,9 @@ class Trainer:
         if isinstance(self.data, MusicData):
             seed = part.order_seed if shared else rng.mix(member.seed, rng.ORDER)
             songs = self.data.splits["train"]
+            if part.random_transpose:
+                drawn = rng.mix(part.order_seed if shared else member.seed, rng.TRANSPOSE, epoch)
+                songs = randomly_transposed(songs, part.random_transpose, drawn)
             return music_chunks(
                 songs, chunk=part.chunk, lanes=part.lanes, seed=seed, epoch=epoch, lengths=lengths
             )
@@ -136,13 +183,13 @@ class Trainer:
         self._clock = time.perf_counter()
         while not self.schedule.done:
             self.train_epoch(watchers)
-            rows = self.end_epoch()
+            rows = self.end_epoch(watchers)
             for watcher in watchers:
                 watcher.epoch_ended(self, rows)
 
     def train_epoch(self, watchers: Sequence[Watcher] = ()) -> None:
         """The rest of the current epoch, from wherever it stands."""
-        engine = self._engine()
+        engine = self.engine
         engine.load(self.plans(self.epoch))
         self.length = engine.length
         while self.index < self.length and not self.out_of_time:
@@ -154,19 +201,22 @@ class Trainer:
             for watcher in watchers:
                 watcher.updated(self)
 
-    def end_epoch(self) -> list[dict[str, Any] | None]:
-        """Validate, decide, and begin the next epoch; the lines of metrics it gives."""
-        self.check_finite()
+    def end_epoch(self, watchers: Sequence[Watcher] = ()) -> list[dict[str, Any] | None]:
+        """Validate, decide, and begin the next epoch; the lines of metrics it gives.
+
+        Nothing has changed when a watcher stops it while it scores: the epoch's end can come again.
+        """
+        self.check_finite(saving=True)
         active = [p for p, m in enumerate(self.schedule.members) if not m.finished]
-        sums, rates = self.updater.take_sums(), self.schedule.rates(self.updater.tau - 1).tolist()
         evaluated = self._evaluated()
-        costs = score(self.model, evaluated[active], self.valid_plan)
+        costs = score(self.model, evaluated[active], self.valid_plan, self._progress("valid", watchers))
+        sums, rates = self.updater.take_sums(), self.schedule.rates(self.updater.tau - 1).tolist()
         tau = int(self.updater.tau)
         rows: list[dict[str, Any] | None] = [None] * len(self.members)
         for nats, p in zip(costs, active, strict=True):
             cost = mean_nats(self.data, nats)
             if not math.isfinite(cost) or (self.index and not sums[p]["updates"]):
-                self._lose(p)
+                self._end_diverged(p)
                 continue
             verdict = self.schedule.after_epoch(p, self.epoch, tau, cost)
             if verdict.improved:
@@ -176,21 +226,22 @@ class Trainer:
             rows[p] = self._row(sums[p], rates[p], nats, verdict.improved)
         self._tick()  # before the question: an epoch without an update would follow otherwise
         if self.out_of_time:
-            self.schedule.finish(f"{self.recipe.stop.minutes:g} minutes passed")
+            self._end_by_time()
         self.schedule.push()
         self.epoch, self.index, self.epoch_seconds = self.epoch + 1, 0, 0.0
         return rows
 
-    def _lose(self, member: int) -> None:
+    def _end_diverged(self, member: int) -> None:
         """End a member whose parameters give no numbers any more; the best ones before that stay."""
         m, named = self.schedule.members[member], self.members[member]
-        if self.recipe.optimiser.nonfinite == "stop" or m.best is None:
+        m.end(f"diverged in epoch {self.epoch}")
+        nothing_left = all(other.finished and other.best is None for other in self.schedule.members)
+        if self.recipe.optimiser.nonfinite == "stop" or nothing_left:
             raise NonFinite(
                 f"{named.name}: after epoch {self.epoch} the validation cost was NaN or infinite, or no update "
                 f"could be applied; the last checkpoint is intact. Try a lower rate (now {named.rate:g}): "
                 f"--optimiser.rate {named.rate / 4:g}"
             )
-        m.finished = f"diverged in epoch {self.epoch}"
 
     def _evaluated(self) -> Tensor:
         part = self.recipe.optimiser
@@ -206,7 +257,7 @@ class Trainer:
             "epoch": self.epoch,
             "step": int(self.updater.tau),
             "train": metrics.headline(kind, sums["nats"], int(sums["count"])),
-            "valid": valid[metrics.HEADLINE[kind]],
+            "valid": valid[metrics.HEADLINE[kind].key],
             "best": improved,
             "rate": rate,
             "grad_norm": sums["norm"] / updates,
@@ -215,19 +266,25 @@ class Trainer:
             "frames_per_second": round(sums["count"] / max(self.epoch_seconds, 1e-9), 1),
         }
 
-    def _engine(self) -> Any:
-        if self.device.type == "cuda":
-            from deeprnn.training.cuda_graph import GraphEngine
-
-            self._graphs = self._graphs or GraphEngine(self.updater)
-            return self._graphs
-        return Eager(self.updater)
-
     def _tick(self) -> None:
         now = time.perf_counter()
         self.seconds += now - self._clock
         self.epoch_seconds += now - self._clock
         self._clock = now
+        limit = 60 * self.recipe.stop.minutes
+        # From a tenth of the time on, when what is slow at first no longer counts for much; fifty estimates in all.
+        if limit and self.seconds >= max(0.1 * limit, self._estimated_at + 0.02 * limit):
+            self._estimated_at = self.seconds
+            self.schedule.expect(int(self.updater.tau) * limit / self.seconds)
+
+    def reopen(self) -> None:
+        """Let members go on that the present limits of epochs and time would not have stopped."""
+        self.schedule.reopen(self.epoch - 1)
+        if self.out_of_time:
+            self._end_by_time()
+
+    def _end_by_time(self) -> None:
+        self.schedule.finish(f"{self.recipe.stop.minutes:g} minutes passed")
 
     @property
     def out_of_time(self) -> bool:
@@ -235,19 +292,34 @@ class Trainer:
         limit = self.recipe.stop.minutes
         return bool(limit) and self.seconds >= 60 * limit
 
-    def check_finite(self) -> None:
-        """Stop where a loss or gradient was NaN or infinite; such an update has not been applied."""
+    def check_finite(self, saving: bool = False) -> None:
+        """Stop where a loss or gradient was NaN or infinite; such an update has not been applied.
+
+        `saving` also checks the parameters, which no checkpoint should hold if they are infinite: a step can leave
+        the range of numbers though its gradient did not.
+        """
         if self.recipe.optimiser.nonfinite == "skip":
             return
         bad = self.updater.bad.tolist()
-        for member, step in zip(self.members, bad, strict=True):
-            if step >= 0:
-                raise NonFinite(
-                    f"{member.name}: the loss or gradient of update {step} (epoch {self.epoch}) was NaN or "
-                    f"infinite; it was not applied and the last checkpoint is intact. Try a lower rate (now "
-                    f"{member.rate:g}): --optimiser.rate {member.rate / 4:g}, a smaller --optimiser.clip, or "
-                    f"--optimiser.nonfinite skip to leave such updates out"
-                )
+        for p, (member, step) in enumerate(zip(self.members, bad, strict=True)):
+            if step < 0 and not saving:
+                continue
+            broken = not bool(torch.isfinite(self.updater.parameters[p]).all())
+            if step < 0 and not broken:
+                continue
+            # The update that met infinite parameters is not to blame, but the one before it, which made them so.
+            last = int(self.updater.tau) if step < 0 else step
+            what = (
+                f"update {last - 1} (epoch {self.epoch}) made parameters NaN or infinite; the"
+                if broken
+                else f"the loss or gradient of update {step} (epoch {self.epoch}) was NaN or infinite; it was not "
+                "applied and the"
+            )
+            raise NonFinite(
+                f"{member.name}: {what} last checkpoint is intact. Try a lower rate (now {member.rate:g}): "
+                f"--optimiser.rate {member.rate / 4:g}, a smaller --optimiser.clip, or "
+                f"--optimiser.nonfinite skip to leave such updates out"
+            )
 
     # ---- what is left at the end
 
@@ -255,16 +327,36 @@ class Trainer:
         """A member's best parameters by name, on the CPU."""
         return {k: v.clone() for k, v in self.layout.views(self.best[member].cpu()).items()}
 
-    def results(self, splits: Sequence[str] = ("train", "valid", "test")) -> list[dict[str, Any]]:
-        """The best parameters of each member scored on every split, in every convention."""
-        out: list[dict[str, Any]] = [{"best_epoch": m.best_epoch} for m in self.schedule.members]
-        for split in splits:
-            if not len(self.data.splits.get(split, ())):
-                continue
+    def results(self, watchers: Sequence[Watcher] = ()) -> list[dict[str, Any] | None]:
+        """The best parameters of each member scored on every split, in every convention.
+
+        None for a member that diverged before it had any.
+        """
+        out: list[dict[str, Any] | None] = [
+            None if m.best is None else {"best_epoch": m.best_epoch} for m in self.schedule.members
+        ]
+        scored = [p for p, result in enumerate(out) if result is not None]
+        for split in self.scored_splits:
             plan = evaluation_plan(self.data, split, self.recipe.evaluation)
-            for p, nats in enumerate(score(self.model, self.best, plan)):
-                out[p][split] = summarise(self.data, split, nats)
+            nats = score(self.model, self.best[scored], plan, self._progress(split, watchers))
+            for p, own in zip(scored, nats, strict=True):
+                out[p][split] = summarise(self.data, split, own)  # type: ignore[index]
         return out
+
+    @property
+    def scored_splits(self) -> list[str]:
+        """The splits that have something to score."""
+        return [split for split in ("train", "valid", "test") if scorable(self.data, split)]
+
+    def _progress(self, split: str, watchers: Sequence[Watcher]) -> Callable[[int, int], None]:
+        """What tells the watchers how far the scoring of a split has come."""
+        interested = [watcher for watcher in watchers if isinstance(watcher, ScoringWatcher)]
+
+        def tell(done: int, total: int) -> None:
+            for watcher in interested:
+                watcher.scored(self, split, done, total)
+
+        return tell
 
 
 class Eager:

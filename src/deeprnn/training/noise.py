@@ -43,11 +43,10 @@ class Noise:
 def dropout_masks(
     model: SequenceModel, shape: torch.Size, seeds: Tensor, update: Tensor
 ) -> dict[str, Tensor] | None:
-    """Masks (p, ...) of the members with these seeds, stacked; None without dropout."""
-    drop = model.spec.dropout
-    if not (drop.input or drop.state or drop.intermediate or drop.output):
-        return None
+    """Masks (p, ...) of the members with these seeds, and what their cells draw, stacked; None where there is none."""
     T, B = shape[-2:]
+    if not model.mask_shapes(T, B) and not model.draw_shapes(T, B):
+        return None
     if seeds.device.type == "cpu":
         drawn = [
             model.draw_masks(T, B, rng.generator(int(s), rng.DROPOUT, int(update))) for s in seeds.tolist()
@@ -58,11 +57,22 @@ def dropout_masks(
 
 def _hashed_masks(model: SequenceModel, T: int, B: int, seeds: Tensor, update: Tensor) -> dict[str, Tensor]:
     """The same masks by hashing on the device, all in one draw."""
-    masks = model.mask_shapes(T, B)
-    sizes = [math.prod(shape) for _, shape in masks.values()]
-    parts = rng.hashed_uniform(seeds, rng.DROPOUT, update, sum(sizes)).split(sizes, 1)
-    dtype = model.levels[0].W1.dtype
-    return {
-        name: (part.view(len(seeds), *shape) >= p).to(dtype) / (1 - p)
-        for (name, (p, shape)), part in zip(masks.items(), parts, strict=True)
+    masks, draws = model.mask_shapes(T, B), model.draw_shapes(T, B)
+    shapes = [shape for _, shape in masks.values()]
+    shapes += [(2, *shape) if kind == "normal" else shape for kind, shape in draws.values()]
+    sizes = [math.prod(shape) for shape in shapes]
+    uniform = rng.hashed_uniform(seeds, rng.DROPOUT, update, sum(sizes)).split(sizes, 1)
+    dtype = next(model.predict.parameters()).dtype
+    parts = [u.view(len(seeds), *shape) for u, shape in zip(uniform, shapes, strict=True)]
+    found = {
+        name: (part >= p).to(dtype) / (1 - p)
+        for (name, (p, _)), part in zip(masks.items(), parts, strict=False)
     }
+    for (name, (kind, _)), part in zip(draws.items(), parts[len(masks) :], strict=True):
+        found[name] = (part if kind == "uniform" else _normal(part[:, 0], part[:, 1])).to(dtype)
+    return found
+
+
+def _normal(u: Tensor, angle: Tensor) -> Tensor:
+    """Normal numbers from two uniform ones in [0, 1): Box and Muller."""
+    return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * math.pi * angle)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from deeprnn.errors import UserError
-from deeprnn.training.flat import Layout
 from deeprnn.training.recipe import ModelPart, PretrainPart, Recipe, load_recipe
 
 
@@ -55,33 +50,3 @@ def core(model: ModelPart) -> ModelPart:
         output_from="top",
         input_to_levels="first",
     )
-
-
-def transferred(layout: Layout, source: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Parameters that start from the first stage: those of the transition, never the output function's."""
-    names = tuple(
-        name
-        for name, shape in zip(layout.names, layout.shapes, strict=True)
-        if name.startswith("levels.") and name in source and tuple(source[name].shape) == shape
-    )
-    if not names:
-        raise UserError("nothing could be transferred: the pretrained run has no level of the same sizes")
-    return names
-
-
-@torch.no_grad()
-def transfer(layout: Layout, row: Tensor, source: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Copy what a first stage has learnt into a member's flat parameters (N,)."""
-    names = transferred(layout, source)
-    views = layout.views(row)
-    for name in names:
-        views[name].copy_(source[name])
-    return names
-
-
-def multipliers(layout: Layout, names: tuple[str, ...], rate: float, like: Tensor) -> Tensor:
-    """(N,) rate multipliers: `rate` for what was pretrained, 1 for the rest."""
-    out = torch.ones(layout.width, dtype=like.dtype, device=like.device)
-    for name in names:
-        out[layout.span(name)] = rate
-    return out

@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deeprnn.model.equations import learning_rate
 from deeprnn.training.recipe import Recipe
+
+WARMUP_SHARE = 0.1
+"""of all updates: a short run would end before a long warm-up does"""
 
 
 @dataclass
@@ -32,6 +36,12 @@ class Member:
     decay_epoch: int = 0
     finished: str = ""
     """why this member stopped; empty while it trains"""
+    final: bool = False
+    """whether no later limit of epochs or time lets it go on"""
+
+    def end(self, reason: str) -> None:
+        """Stop for good."""
+        self.finished, self.final = reason, True
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,9 @@ class Schedule:
         self, recipe: Recipe, rates: list[float], updates_per_epoch: int, device: torch.device
     ) -> None:
         self.part, self.stop = recipe.schedule, recipe.stop
-        self.total = max(1, recipe.stop.epochs * updates_per_epoch)
         self.members = [Member(rate) for rate in rates]
+        self.most = float(recipe.stop.epochs * updates_per_epoch or math.inf)
+        self.total = torch.full((), self.most, dtype=torch.float64, device=device)
         zeros = torch.zeros(len(rates), dtype=torch.float64, device=device)
         self.base, self.tau0, self.active = zeros.clone(), zeros.clone(), zeros.clone()
         self.push()
@@ -65,17 +76,22 @@ class Schedule:
         ):
             target.copy_(torch.tensor(values, dtype=torch.float64))
 
+    def expect(self, updates: float) -> None:
+        """Let cosine and warm-up follow a limit of time: so many updates will fit, if the epochs are not fewer."""
+        self.total.fill_(max(1.0, min(self.most, updates)))
+
     def rates(self, tau: Tensor) -> Tensor:
         """(P,) rates of update τ, counted from 0; a finished member's is 0."""
         tau = tau.to(torch.float64)
         rate = self.base * self.active
         if self.part.name == "paper":
-            rate = rate / (1 + (tau - self.tau0).clamp(min=0) / self.part.beta)
+            rate = learning_rate(tau, self.tau0, self.part.beta, rate)
         elif self.part.name == "cosine":
             wave = 0.5 * (1 + torch.cos(math.pi * (tau / self.total).clamp(max=1)))
             rate = rate * (self.part.floor + (1 - self.part.floor) * wave)
         if self.part.warmup:
-            rate = rate * ((tau + 1) / self.part.warmup).clamp(max=1)
+            warmup = (WARMUP_SHARE * self.total).clamp(min=1, max=self.part.warmup)
+            rate = rate * ((tau + 1) / warmup).clamp(max=1)
         return rate
 
     def after_epoch(self, member: int, epoch: int, tau: int, cost: float) -> Verdict:
@@ -92,7 +108,8 @@ class Schedule:
             restore = self._halve(m, epoch, enough)
         if not m.finished:
             m.finished = self._finished(m, epoch)
-        return Verdict(improved, restore and self.part.restore_best and not m.finished)
+        # Also where it has finished: a later limit may let it go on, as if it had never stopped.
+        return Verdict(improved, restore and self.part.restore_best)
 
     def _start_decay(self, m: Member, epoch: int, tau: int) -> bool:
         """τ0 comes after `patience` epochs without a new best: the literal first rise fires by chance."""
@@ -109,17 +126,24 @@ class Schedule:
             return False
         m.scale, m.waiting_since = m.scale / 2, epoch
         if m.rate * m.scale < self.part.minimum:
-            m.finished = f"the rate fell below {self.part.minimum:g}"
+            m.end(f"the rate fell below {self.part.minimum:g}")
         return True
 
     def _finished(self, m: Member, epoch: int) -> str:
         if self.stop.epochs and epoch >= self.stop.epochs:
-            return f"all {self.stop.epochs} epochs done"
+            return "1 epoch done" if self.stop.epochs == 1 else f"all {self.stop.epochs} epochs done"
         waited = epoch - max(m.best_epoch, m.decay_epoch)
         counts = self.part.name != "paper" or m.tau0 is not None
         if self.stop.patience and counts and waited >= self.stop.patience:
             return f"no new best in {waited} epochs"
         return ""
+
+    def reopen(self, epoch: int) -> None:
+        """Let members go on that the present limits would not have stopped after `epoch`."""
+        for m in self.members:
+            if m.finished and not m.final:
+                m.finished = self._finished(m, epoch)
+        self.push()
 
     @property
     def done(self) -> bool:

@@ -4,48 +4,88 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from deeprnn import data as data_sets
+from deeprnn.cells import lookup
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
+from deeprnn.files import CannotWrite
 from deeprnn.runs import checkpoint
-from deeprnn.runs.folder import Run, change_run, load_run, population
-from deeprnn.training import keeping
-from deeprnn.training.evaluate import Data
-from deeprnn.training.loop import NonFinite, Trainer, Watcher
+from deeprnn.runs.folder import Run, change_run, environment, load_run, population
+from deeprnn.runs.locking import lock
+from deeprnn.training import memory, mending, saving, threads
+from deeprnn.training.cuda_graph import SETUP
+from deeprnn.training.evaluate import Data, scorable
+from deeprnn.training.loop import (
+    Engine,
+    MemberName,
+    NonFinite,
+    Trainer,
+    Watcher,
+    engine_for,
+    members_of,
+)
 from deeprnn.training.pretrain import first_stage
+from deeprnn.training.progress import Progress
 from deeprnn.training.recipe import DataPart, Recipe, load_recipe, override
+from deeprnn.training.transfer import Source, check_transfer
+from deeprnn.training.updater import Updater
 
 logger = logging.getLogger("deeprnn")
 
 Watch = Callable[[Trainer, Path], Sequence[Watcher]]
 """makes the watchers of a stage: live view, TensorBoard"""
+Start = Callable[[MemberName], Source]
+"""where a member's first parameters come from"""
+FIRST_STAGE = "pretrain"
+"""the folder of a first stage, in that of its run"""
 
 
 def load_data(part: DataPart) -> Data:
     """The data that a recipe names."""
     options: dict[str, Any] = {}
     own = part.name not in data_sets.names()
+    _check_reading(part, own)
     if own or part.name == "bach":
-        if part.steps_per_beat:
-            options["grid"] = Grid(steps_per_beat=part.steps_per_beat)
+        grid = Grid(part.steps_per_beat or Grid().steps_per_beat, part.low, part.high)
+        if part.steps_per_beat or grid != Grid():
+            options["grid"] = grid
         if part.transpose:
             options["transpose"] = True
+    if own and part.drums:
+        options["drums"] = True
     if own and part.level in ("char", "word"):
         options["kind"] = part.level
     if own and part.minimum > 1:
         options["minimum"] = part.minimum
     data = data_sets.load(part.name, **options)
+    if part.random_transpose and data.kind != "music":
+        raise UserError(f"data.random_transpose={part.random_transpose} is for music: {part.name} is text")
     for split in ("train", "valid"):
-        if split not in data.splits or not len(data.splits[split]):
-            raise UserError(f"{part.name}: the {split} part is empty, but training needs one")
+        if not scorable(data, split):
+            count, unit = data.sizes.get(split, 0), "frame" if data.kind == "music" else "symbol"
+            raise UserError(
+                f"{part.name} holds too little data: {count} {unit}{'s' if count != 1 else ''} in its {split} part, "
+                "which is too few to score"
+            )
     return data
+
+
+def _check_reading(part: DataPart, own: bool) -> None:
+    """Refuse settings that the data, which is what it was published as, would pass by."""
+    of_bach = ("steps_per_beat", "low", "high", "transpose")
+    for name in (*of_bach, "drums", "minimum"):
+        value = getattr(part, name)
+        known = own or (part.name == "bach" and name in of_bach)
+        if not known and value != getattr(DataPart(), name):
+            whose = "people's own files and bach" if name in of_bach else "people's own files"
+            raise UserError(f"data.{name}={value} is for {whose}: {part.name} is read as it was published")
 
 
 def pick_device(name: str) -> torch.device:
@@ -67,6 +107,8 @@ def rooted(recipe: Recipe) -> Recipe:
     changes: dict[str, str] = {}
     if recipe.data.name not in data_sets.names():
         changes["data.name"] = str(Path(recipe.data.name).expanduser().absolute())
+    if recipe.model.cell:
+        changes["model.cell"] = lookup.rooted(recipe.model.cell)
     if recipe.pretrain.run:
         changes["pretrain.run"] = str(Path(recipe.pretrain.run).expanduser().absolute())
     if Path(recipe.pretrain.recipe).is_file():  # a packaged one is known by name everywhere
@@ -81,128 +123,198 @@ def run_recipe(
     data: Data | None = None,
     device: torch.device | str = "cpu",
     watch: Watch = lambda trainer, folder: (),
-) -> list[dict[str, Any]]:
+    new: bool = False,
+    choose_threads: bool = False,
+    start: Start | None = None,
+    engine: Callable[[Updater], Engine] = engine_for,
+    save_every_epoch: bool = True,
+    received: Sequence[int] | None = None,
+) -> list[dict[str, Any] | None]:
     """Train a recipe in a folder, taking up whatever stands there already; the members' results.
 
-    Raises `keeping.Interrupted` after a signal, when the state has been saved.
+    A member that diverged before its first epoch ended has None. `new` refuses a folder that holds a run.
+    `choose_threads` sets the number of CPU threads: the fastest for a new run, the same as before for an older one.
+    `start` gives each member's first parameters in place of the first stage that the recipe names. Without
+    `save_every_epoch` the state is saved when the recipe's `save.seconds` have passed. `received` holds the number of
+    a signal once the run shall stop; None listens to this process's own.
+    Raises `saving.Interrupted` after a signal, when the state has been saved.
     """
-    folder = Path(folder)
-    with checkpoint.lock(folder), keeping.listening() as heard:
+    folder, device = Path(folder), torch.device(device)
+    if len(members_of(recipe)) == 1:
+        recipe = saving.member_recipe(recipe, members_of(recipe)[0])
+    with _locked(folder), contextlib.ExitStack() as stack:
+        received = stack.enter_context(saving.catch_signals()) if received is None else received
+        if new and (folder / "recipe.toml").exists():
+            raise UserError(
+                f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
+            )
         data = data or load_data(recipe.data)
-        if not _laid_out(recipe, folder):
-            keeping.lay_out(recipe, data, folder, device)
-        keeping.check_data(recipe, data, folder)
-        keeping.mend_side_files(recipe, data, folder)
-        return _stages(recipe, folder, data, torch.device(device), watch, heard)
+        memory.check(recipe, data, device)
+        if recipe.pretrain.run and not (folder / "recipe.toml").exists():
+            for source in _sources(recipe):  # before there is anything in the folder
+                check_transfer(recipe, data, source)
+        most_threads = torch.get_num_threads() if choose_threads else 0
+        stages = _Stages(data, device, watch, received, most_threads, start, engine, save_every_epoch)
+        return stages.run(recipe, folder)
 
 
-def resume(folder: Path, **settings: Any) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a run's folder; for a first stage that of the whole run too, which trains it otherwise."""
+    whole = folder.absolute().parent
+    with contextlib.ExitStack() as stack:
+        if folder.absolute().name == FIRST_STAGE and (whole / "recipe.toml").exists():
+            stack.enter_context(lock(whole))
+        stack.enter_context(lock(folder))
+        yield
+
+
+def resume(folder: Path, **settings: Any) -> list[dict[str, Any] | None]:
     """Go on with the run in a folder, from its own recipe."""
     return run_recipe(recipe_of(folder), folder, **settings)
 
 
 def recipe_of(folder: Path) -> Recipe:
     """The recipe of a run folder, or of a population's."""
-    if folder.parent.joinpath("population.json").exists():
-        raise UserError(f"{folder} is a member of a population, which trains as one: resume {folder.parent}")
-    if not (folder / "recipe.toml").exists():
+    parent = folder.absolute().parent
+    if (parent / "population.json").exists() or _is_member(folder):
+        raise UserError(f"{folder} is a member of a population, which trains as one: resume {parent}")
+    if not (folder / "recipe.toml").exists() and checkpoint.read_meta(folder) is None:
         raise UserError(
             f"{folder} holds no recipe.toml: it is not a run folder. `deeprnn runs` lists the runs"
         )
-    return load_recipe(folder / "recipe.toml")
+    return mending.whole_recipe(folder)
 
 
-def _laid_out(recipe: Recipe, folder: Path) -> bool:
-    """Whether every run.json is there; one that cannot be read is written anew."""
-    for home in keeping.homes(recipe, folder):
-        if not (home / "run.json").exists():
-            return False
+def _is_member(folder: Path) -> bool:
+    """Whether a folder belongs to the population above it, also where that lost its population.json."""
+    parent = folder.absolute().parent
+    try:
+        recipe = load_recipe(parent / "recipe.toml") if (parent / "recipe.toml").is_file() else None
+    except UserError:
+        return False
+    return recipe is not None and folder.absolute() in saving.member_folders(recipe, parent)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """One or both stages of a run, in folders that this process holds."""
+
+    data: Data
+    device: torch.device
+    watch: Watch
+    received: Sequence[int]
+    most_threads: int
+    """CPU threads to choose from; 0: the number stays as it is"""
+    start: Start | None
+    engine: Callable[[Updater], Engine]
+    save_every_epoch: bool
+
+    def run(self, recipe: Recipe, folder: Path) -> list[dict[str, Any] | None]:
+        """The first stage where there is one, then the run itself."""
+        self._prepare(recipe, folder)
+        places = saving.member_folders(recipe, folder)
+        runs = [Run(home) for home in places]
+        longer = saving.has_other_limits(recipe, folder)
+        if not longer:
+            mending.mend_recipes(recipe, folder)
+            if all(run.concluded for run in runs):
+                mending.mend_finished(recipe, folder, self.data, self.device)
+                return [run.info["result"] for run in runs]
+            _mark(places, "running")
         try:
-            _ = Run(home).info["result"]
-        except (UserError, KeyError, TypeError) as error:
-            logger.warning("%s is written anew (%s)", home / "run.json", error)
-            return False
-    return True
-
-
-def _stages(
-    recipe: Recipe, folder: Path, data: Data, device: torch.device, watch: Watch, heard: Sequence[int]
-) -> list[dict[str, Any]]:
-    """The first stage where there is one, then the run itself."""
-    places = keeping.homes(recipe, folder)
-    done = [Run(home).info["result"] for home in places]
-    if all(result is not None for result in done):
-        _mend_best(recipe, folder, data, device)
-        return done
-    try:
-        for home in places:
-            change_run(home, status="running")
-        pretrained = _first_stage(recipe, folder, data, device, watch, heard)
-        trainer = Trainer(recipe, data, device=device, pretrained=pretrained)
-        keeper = keeping.Keeper(trainer, folder, heard)
-        keeper.restore()
-        trainer.train([keeper, *watch(trainer, folder)])
-        return keeping.conclude(trainer, folder)
-    except (keeping.Interrupted, KeyboardInterrupt):
-        _mark(places, "stopped")
-        raise
-    except (NonFinite, checkpoint.DiskFull):
-        _mark(places, "failed")
-        raise
-
-
-def _mend_best(recipe: Recipe, folder: Path, data: Data, device: torch.device) -> None:
-    """Write a finished run's best parameters again where they were lost or damaged: the last state holds them."""
-    try:
-        for home in keeping.homes(recipe, folder):
-            checkpoint.load_best(home)
-    except UserError as damage:
-        keeper = keeping.Keeper(Trainer(recipe, data, device=device), folder)
-        if not keeper.restore():
+            trainer = self._trainer(recipe, self._first_stage(recipe, folder))
+            saver = saving.RunSaver(trainer, folder, self.received, self.save_every_epoch)
+            saver.restore()
+            if longer:
+                saver.reopen()
+                mending.mend_recipes(recipe, folder)
+                _mark(places, "running", result=None, reason=None)
+            self._set_threads(trainer, saver)
+            watchers = [saver, Progress(saver.homes), *self.watch(trainer, folder)]
+            trainer.train(watchers)
+            return saving.finish(trainer, folder, watchers)
+        except (saving.Interrupted, KeyboardInterrupt):
+            _mark_at_last(places, "stopped")
             raise
-        logger.warning("%s; written again from %s", str(damage).partition(":")[0], folder / "last.json")
-        keeper.save()
+        except (NonFinite, CannotWrite):
+            _mark_at_last(places, "failed")
+            raise
 
+    def _prepare(self, recipe: Recipe, folder: Path) -> None:
+        """A folder with everything that is known before the first update, new or mended."""
+        mending.sweep(recipe, folder)
+        mending.check_data(recipe, self.data, folder)
+        if not mending.folders_are_whole(recipe, folder):
+            saving.create_folders(recipe, self.data, folder, self.device)
+        mending.mend_side_files(recipe, self.data, folder)
 
-def _mark(places: Sequence[Path], status: str) -> None:
-    with contextlib.suppress(checkpoint.DiskFull):  # the error that matters is already on its way
-        for home in places:
-            change_run(home, status=status)
+    def _trainer(self, recipe: Recipe, pretrained: Sequence[Source | None] | None) -> Trainer:
+        with SETUP:  # it allocates, which another thread's capture would not survive
+            return Trainer(recipe, self.data, device=self.device, pretrained=pretrained, engine=self.engine)
 
-
-def _first_stage(
-    recipe: Recipe, folder: Path, data: Data, device: torch.device, watch: Watch, heard: Sequence[int]
-) -> list[Mapping[str, Tensor]] | None:
-    """The parameters each member starts from: trained now, taken up, or those of a finished run."""
-    if recipe.pretrain.run:
-        return _from_run(recipe, folder)
-    if not recipe.pretrain.recipe:
-        return None
-    below = folder / "pretrain"
-    # Once begun, the first stage goes on by the recipe in its folder, whatever became of the named one.
-    begun = (below / "recipe.toml").exists()
-    stage = load_recipe(below / "recipe.toml") if begun else first_stage(recipe)
-    assert stage is not None
-    if not _laid_out(stage, below):
-        keeping.lay_out(stage, data, below, device)
-    _stages(stage, below, data, device, watch, heard)
-    return [checkpoint.load_best(home).tensors for home in keeping.homes(stage, below)]
-
-
-def _from_run(recipe: Recipe, folder: Path) -> list[Mapping[str, Tensor]]:
-    """The best parameters of the run that `pretrain.run` names, kept here: it may move or change later."""
-    places = [home / "start" for home in keeping.homes(recipe, folder)]
-    if not all((place / "best.json").exists() for place in places):
-        source = Path(recipe.pretrain.run)
-        found = population(source) if (source / "population.json").exists() else [load_run(source)]
-        if len(found) not in (1, len(places)):
-            raise UserError(
-                f"{source} has {len(found)} members but this run has {len(places)}: give one or as many"
+    def _set_threads(self, trainer: Trainer, saver: saving.RunSaver) -> None:
+        if not self.most_threads or self.device.type != "cpu":
+            return
+        if saver.threads:
+            threads.limit(saver.threads)  # results can differ in their last digits with another number
+        else:
+            threads.limit(threads.measure(trainer, self.most_threads))
+            trainer.remarks.append(
+                f"CPU threads: {torch.get_num_threads()}, the fastest now; --threads sets another number"
             )
-        for place, run in zip(places, found * len(places) if len(found) == 1 else found, strict=True):
-            if run.info["result"] is None:
-                logger.warning("%s has not finished: starting from its best parameters so far", run.path)
-            best = checkpoint.load_best(run.path)
+        for home in saver.homes:
+            change_run(home, environment=environment(str(self.device)))
+
+    def _first_stage(self, recipe: Recipe, folder: Path) -> Sequence[Source | None] | None:
+        """The parameters each member starts from: trained now, taken up, or those of a finished run."""
+        if self.start is not None:
+            return [self.start(member) for member in members_of(recipe)]
+        if recipe.pretrain.run:
+            return _from_run(recipe, folder)
+        if not recipe.pretrain.recipe:
+            return None
+        below = folder / FIRST_STAGE
+        # Once begun, the first stage goes on by the recipe in its folder, whatever became of the named one.
+        begun = (below / "recipe.toml").exists()
+        stage = mending.whole_recipe(below) if begun else first_stage(recipe)
+        assert stage is not None
+        results = self.run(stage, below)
+        places = zip(saving.member_folders(stage, below), results, strict=True)
+        return [None if result is None else Source.of(Run(home)) for home, result in places]
+
+
+def _mark(places: Sequence[Path], status: str, **changes: Any) -> None:
+    for home in places:
+        change_run(home, status=status, **changes)
+
+
+def _mark_at_last(places: Sequence[Path], status: str) -> None:
+    with contextlib.suppress(CannotWrite):  # the error that matters is already on its way
+        _mark(places, status)
+
+
+def _from_run(recipe: Recipe, folder: Path) -> list[Source]:
+    """The best parameters of the run that `pretrain.run` names, copied here: it may move or change later."""
+    places = [home / "start" for home in saving.member_folders(recipe, folder)]
+    if not all((place / "best.json").exists() for place in places):
+        sources = _sources(recipe)
+        for place, source in zip(
+            places, sources * len(places) if len(sources) == 1 else sources, strict=True
+        ):
             place.mkdir(exist_ok=True)
-            checkpoint.save_best(place, best.tensors, {**best.meta, "run": str(run.path)})
-    return [checkpoint.load_best(place).tensors for place in places]
+            checkpoint.save_best(place, source.tensors, source.meta())
+    saved = [checkpoint.load_best(place) for place in places]
+    return [Source.from_meta(best.tensors, best.meta) for best in saved]
+
+
+def _sources(recipe: Recipe) -> list[Source]:
+    """The run that `pretrain.run` names, or as many members of a population as this run has."""
+    other, count = Path(recipe.pretrain.run), len(members_of(recipe))
+    runs = population(other) if (other / "population.json").exists() else [load_run(other)]
+    if len(runs) not in (1, count):
+        raise UserError(f"{other} has {len(runs)} members but this run has {count}: give one or as many")
+    for run in runs:
+        if run.info["result"] is None:
+            logger.warning("%s has not finished: starting from its best parameters so far", run.path)
+    return [Source.of(run) for run in runs]

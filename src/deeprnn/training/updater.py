@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from deeprnn.backends import nvidia
+from deeprnn.backends.cuda.device import nvidia
 from deeprnn.data.batching import Batch
 from deeprnn.model import losses
 from deeprnn.model.models import SequenceModel
+from deeprnn.model.overrides import changed
 from deeprnn.training import noise
 from deeprnn.training.flat import Layout
 from deeprnn.training.optimiser import Optimiser, clip_scale
@@ -40,7 +41,7 @@ class Scored(nn.Module):
     def forward(self, batch: Batch, state: State, masks: dict[str, Tensor] | None) -> tuple[Tensor, State]:
         """Sum of nats over the scored steps of a batch, and the state to carry on."""
         x, y, mask, reset = batch
-        if self.model.spec.output == "categorical" and self.model.spec.output_size >= LARGE:
+        if self._in_pieces():
             from deeprnn.model.large_softmax import linear_cross_entropy
 
             top, state = self.model.hidden(x, state, reset, masks)
@@ -49,6 +50,13 @@ class Scored(nn.Module):
             return total, state
         logits, state = self.model(x, state, reset, masks)
         return losses.nll(self.model.spec.output, logits, y, mask)[0], state
+
+    def _in_pieces(self) -> bool:
+        """Whether output layer and loss are one operation: many classes, and nothing to call in between."""
+        model, spec = self.model, self.model.spec
+        if spec.output != "categorical" or spec.output_size < LARGE:
+            return False
+        return not changed(model, "forward") and not changed(model.predict, "forward", weights=True)
 
 
 class Updater:
@@ -80,8 +88,7 @@ class Updater:
         self.gradient_views = [list(self.layout.views(self.gradient[rows]).values()) for rows in self.groups]
         lanes = recipe.data.lanes
         self.state: State = tuple(
-            torch.zeros(P, lanes, level.spec.hidden_size, device=device, dtype=parameters.dtype)
-            for level in model.levels
+            h.detach().to(parameters).expand(P, *h.shape).clone() for h in model.initial_state(lanes)
         )
         self.tau = torch.zeros((), dtype=torch.int64, device=device)
         kinds = ("nats", "count", "norm", "clipped", "updates")

@@ -18,7 +18,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from deeprnn.errors import UserError
-from deeprnn.web import details, live, music, refusals, text
+from deeprnn.render.browser import PARTS, timbres_module
+from deeprnn.runs.reading import printable
+from deeprnn.web import details, editing, live, music, refusals, text
 from deeprnn.web.guard import Guard
 from deeprnn.web.jobs import Seats, Workshop
 from deeprnn.web.library import Entry, Library
@@ -42,10 +44,10 @@ class Static(StaticFiles):
 class Page:
     """What the addresses share: the runs, the models, the threads and the bounds."""
 
-    def __init__(self, folders: Sequence[Path], limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, folders: Sequence[Path], limits: Limits, editable: bool) -> None:
+        self.limits, self.editable = limits, editable
         self.library = Library(folders, limits)
-        self.shelf = Shelf(limits.models)
+        self.shelf = Shelf(limits)
         self.workshop = Workshop(limits)
         self.watchers = Seats(limits.watchers, "open curves")
 
@@ -53,12 +55,18 @@ class Page:
         """The page itself."""
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
 
+    async def timbres(self, _request: Request) -> Response:
+        """The synthesiser's timbres, from the table that makes WAV files."""
+        headers = {"cache-control": "no-cache"}
+        return Response(timbres_module(), media_type="text/javascript", headers=headers)
+
     async def runs(self, request: Request) -> Response:
         """All runs, or 304 where nothing changed since the client's copy."""
         entries = await self.workshop.quick(self.library.entries)
         body = {
             "runs": [entry.summary for entry in entries],
-            "folders": [f.name for f in self.library.folders],
+            "folders": [printable(f.name) for f in self.library.folders],
+            "editable": self.editable,
         }
         return _tagged(request, body)
 
@@ -93,8 +101,9 @@ class Page:
     async def primer(self, request: Request) -> Response:
         """A MIDI file as frames of the run's grid."""
         entry = await self._entry(request)
-        content = await refusals.read_body(request, self.limits.upload_bytes, self.limits.body_seconds)
-        work = lambda: music.read_primer(self.shelf.music(entry), content, self.limits)  # noqa: E731
+        limits = self.limits
+        content = await refusals.read_body(request, limits.upload_bytes, limits.body_seconds, "the MIDI file")
+        work = lambda: music.read_primer(self.shelf.music(entry), content, limits)  # noqa: E731
         return JSONResponse(await self.workshop.run(work))
 
     async def predict(self, request: Request) -> Response:
@@ -112,8 +121,7 @@ class Page:
 
     async def wav(self, request: Request) -> Response:
         """A roll as sound."""
-        content = await self._ask(request, self.shelf.music, music.wav_file)
-        return Response(content, media_type="audio/wav")
+        return self.workshop.sound(await self._ask(request, self.shelf.music, music.wav_file))
 
     async def proceed(self, request: Request) -> Response:
         """A continuation, streamed as it is sampled."""
@@ -121,7 +129,28 @@ class Page:
         loaded = await self.workshop.run(self.shelf.get, entry)
         make = music.continuation if loaded.kind == "music" else text.continuation
         chunks = make(loaded, fields, self.limits)  # refuses before the first byte of the answer
-        return self.workshop.stream(lambda: chunks)
+        return self.workshop.stream(chunks)
+
+    async def rename(self, request: Request) -> Response:
+        """Another name for a run's folder."""
+        return await self._edit(request, editing.rename)
+
+    async def tag(self, request: Request) -> Response:
+        """Other tags for a run."""
+        return await self._edit(request, editing.tag)
+
+    async def delete(self, request: Request) -> Response:
+        """A run and its folder, for good."""
+        return await self._edit(request, editing.delete)
+
+    async def _edit(self, request: Request, change: Callable[[Library, Entry, Fields], Any]) -> Response:
+        if not self.editable:
+            raise Refusal(403, "runs cannot be changed from here: start the server with --edit always")
+        # No other site's page can send a header of its own choice without asking first, which is not answered.
+        if request.headers.get("x-deeprnn") != "page":
+            raise Refusal(403, "runs are changed from the page alone: the header x-deeprnn is missing")
+        entry, fields = await self._entry(request), await self._fields(request)
+        return JSONResponse(await self.workshop.quick(change, self.library, entry, fields))
 
     async def _entry(self, request: Request) -> Entry:
         return await self.workshop.quick(self.library.get, request.path_params["id"])
@@ -138,13 +167,18 @@ class Page:
 
 
 def create_app(
-    folders: Iterable[str | Path], limits: Limits | None = None, names: Iterable[str] = ()
+    folders: Iterable[str | Path],
+    limits: Limits | None = None,
+    names: Iterable[str] = (),
+    editable: bool = True,
 ) -> Starlette:
-    """The page over some folders of runs."""
-    page = Page([Path(folder) for folder in folders], limits or Limits())
+    """The page over some folders of runs; `editable` lets it rename, tag and delete them."""
+    page = Page([Path(folder) for folder in folders], limits or Limits(), editable)
     run = "/api/runs/{id}"
     routes = [
         Route("/", page.index),
+        Route("/static/parts/timbres.js", page.timbres),
+        Mount("/static/parts", Static(directory=PARTS)),
         Mount("/static", Static(directory=STATIC)),
         Route("/api/runs", page.runs),
         Route("/api/paper", page.paper),
@@ -158,6 +192,9 @@ def create_app(
         Route(f"{run}/continue", page.proceed, methods=["POST"]),
         Route(f"{run}/midi", page.midi, methods=["POST"]),
         Route(f"{run}/wav", page.wav, methods=["POST"]),
+        Route(f"{run}/rename", page.rename, methods=["POST"]),
+        Route(f"{run}/tags", page.tag, methods=["POST"]),
+        Route(f"{run}/delete", page.delete, methods=["POST"]),
     ]
     handlers = {
         Refusal: refusals.answer_refusal,
@@ -176,19 +213,21 @@ def create_app(
 
 
 @asynccontextmanager
-async def _calm_torch(_app: Starlette) -> AsyncIterator[None]:
-    """One core a request: many small steps gain nothing from more, and the other clients lose."""
+async def _calm_torch(app: Starlette) -> AsyncIterator[None]:
+    """One core a request unless told otherwise: small steps gain nothing from more, and the other clients lose."""
     import torch
 
+    from deeprnn.training.threads import limit
+
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    limit(app.state.page.limits.threads)
     yield
-    torch.set_num_threads(before)
+    limit(before)
 
 
 def _tagged(request: Request, value: Any) -> Response:
     """JSON with a tag of its content, so that a client that has it gets 304."""
-    body = json.dumps(details.plain(value), separators=(",", ":"), allow_nan=False).encode()
+    body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
     headers = {"etag": tag, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == tag:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,6 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
+)
+HOST = re.compile(
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::[0-9]{1,5})?", re.ASCII
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -58,7 +62,9 @@ class Guard:
     def _refusal(self, headers: Headers, method: str) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if not self.knows(host):
-            name = _without_port(host)[:80]
+            name = _name(host)
+            if name is None:
+                return 400, "the Host header is no host name with a port"
             return 421, f"this server does not answer to the name {name!r}: start it with --names {name}"
         if method in ("GET", "HEAD"):
             return None
@@ -71,14 +77,14 @@ class Guard:
 
     def knows(self, host: str) -> bool:
         """Whether a Host header names this server."""
-        name = _without_port(host).lower().rstrip(".")
-        return name in self.names or _is_address(name)
+        name = _name(host)
+        return name is not None and (name in self.names or _is_address(name))
 
 
-def _without_port(host: str) -> str:
-    if host.startswith("["):  # [::1]:8000
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+def _name(host: str) -> str | None:
+    """The name in a Host header, None where it is not a name and perhaps a port and nothing else."""
+    found = HOST.fullmatch(host)
+    return (found["address"] or found["name"]).lower().rstrip(".") if found else None
 
 
 def _is_address(name: str) -> bool:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from deeprnn.model.metrics import HEADLINE
+from deeprnn.errors import UserError
+from deeprnn.runs.reading import printable, read_json, read_regular, regular
+from deeprnn.runs.summary import Curve, summarise
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Refusal
+from deeprnn.web.summary import clean_tags, parse_rows
 
-SPARK = 48  # points of the small curve in the list
-LARGEST_JSON = 4_000_000
-LARGEST_METRICS = 64_000_000
+LARGEST_JSON = 1_000_000
+LARGEST_METRICS = 16_000_000
+CURVES_KEPT = 4  # whole learning curves in memory; of the others a summary
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,21 @@ class Entry:
     summary: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What was made of a file, or why nothing was; `mark` tells whether the file has changed since."""
+
+    mark: tuple[int, ...]
+    value: Any = None
+    problem: str | None = None
+
+
 class Library:
     """All runs below the given folders.
 
     A request never names a path: ids are digests of where a run lies, looked up among the runs found.
     A file is read again only when its time or size changed, and folders are walked at most once a second.
+    Whatever a folder holds, the worst that comes of it is its own row of the list, with the reason.
     """
 
     def __init__(
@@ -49,30 +63,31 @@ class Library:
         self.limits = limits
         self.reads = 0
         """files opened so far"""
+        self.scans = 0
+        """walks through the folders so far"""
         self._pause, self._clock = pause, clock
         self._last = float("-inf")
         self._lock = threading.Lock()
-        self._entries: dict[str, Entry] = {}
-        self._cache: dict[Path, tuple[tuple[int, int], Any]] = {}
+        self._entries: dict[str, Entry] | None = None
+        self._cache: dict[Path, _Read] = {}
+        self._curves: OrderedDict[Path, _Read] = OrderedDict()
 
     def entries(self) -> list[Entry]:
         """All runs, newest first."""
-        with self._lock:
-            if self._clock() - self._last >= self._pause:
-                self._scan()
-                self._last = self._clock()
-            return list(self._entries.values())
+        return list(self._fresh().values())
 
     def get(self, id: str) -> Entry:
         """The run of an id."""
-        found = self._entries.get(id)
+        found = (self._entries or {}).get(id)
         if found is None or not found.path.is_dir():
-            with self._lock:
-                self._scan()
-            found = self._entries.get(id)
-        if found is None:
+            found = self._fresh().get(id)
+        if found is None or not found.path.is_dir():
             raise Refusal(404, "there is no such run: it may have been moved or deleted")
         return found
+
+    def forget(self) -> None:
+        """Walk anew when next asked: a run was moved or deleted."""
+        self._last = float("-inf")
 
     def again(self, entry: Entry) -> dict[str, Any]:
         """The run's summary as it is now."""
@@ -80,66 +95,115 @@ class Library:
 
     def metrics(self, entry: Entry) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a line that is still being written is left out."""
-        return self._cached(entry.path / "metrics.jsonl", _rows, LARGEST_METRICS) or []
+        path = entry.path / "metrics.jsonl"
+        found = self._read(path, self._curves.pop(path, None), _rows)
+        if found is None:
+            return []
+        self._curves[path] = found
+        while len(self._curves) > CURVES_KEPT:
+            self._curves.popitem(last=False)
+        return found.value or []
 
     def info(self, entry: Entry) -> dict[str, Any]:
         """The run's run.json."""
-        found = self.json(entry, "run.json")
-        if not isinstance(found, dict):
-            raise Refusal(
-                422, f"the run {entry.summary['name']} cannot be shown: its run.json cannot be read"
-            )
-        return found
+        found = self._cached(entry.path / "run.json", _json)
+        if found is None or not isinstance(found.value, dict):
+            reason = found.problem if found and found.problem else "run.json is missing or holds no table"
+            raise Refusal(422, f"the run {entry.summary['name']} cannot be shown: {reason}")
+        return found.value
 
     def json(self, entry: Entry, name: str) -> Any:
         """A small JSON file of the run, None where it is absent or broken."""
-        return self._cached(entry.path / name, json.loads, LARGEST_JSON)
+        found = self._cached(entry.path / name, _json)
+        return found.value if found else None
 
-    def _scan(self) -> None:
+    def _fresh(self) -> dict[str, Entry]:
+        """The runs by id, from a walk that is at most a pause old."""
+        # Who comes while another walks takes the list as it was, once there is one: a long walk holds up nobody.
+        if self._lock.acquire(blocking=self._entries is None):
+            try:
+                if self._entries is None or self._clock() - self._last >= self._pause:
+                    self._last = self._clock()
+                    self._entries = self._scan()
+            finally:
+                self._lock.release()
+        return self._entries or {}
+
+    def _scan(self) -> dict[str, Entry]:
+        self.scans += 1
         found = []
         for folder in self.folders:
             for path in _walk(folder, self.limits):
                 name = path.name if path == folder else path.relative_to(folder).as_posix()
                 name = f"{folder.name}/{name}" if len(self.folders) > 1 and path != folder else name
-                id = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-                found.append(Entry(id, path, {"id": id, "name": name, **self._summary(path)}))
+                id = run_id(path)
+                found.append(Entry(id, path, {"id": id, "name": printable(name), **self._summary(path)}))
         found.sort(key=lambda e: (e.summary["updated"] or "", e.summary["name"]), reverse=True)
-        self._entries = {entry.id: entry for entry in found}
         kept = {entry.path for entry in found}
         self._cache = {path: value for path, value in self._cache.items() if path.parent in kept}
+        return {entry.id: entry for entry in found}
 
     def _summary(self, path: Path) -> dict[str, Any]:
-        info = self._cached(path / "run.json", json.loads, LARGEST_JSON)
-        if not isinstance(info, dict):
-            return {"status": "unreadable", "updated": None, "error": "run.json is missing or broken"}
-        rows = self._cached(path / "metrics.jsonl", _rows, LARGEST_METRICS) or []
-        summary = summarise(info, rows, (path / "best.safetensors").is_file())
+        info = self._cached(path / "run.json", _json)
+        if info is None or not isinstance(info.value, dict):
+            reason = info.problem if info and info.problem else "run.json is missing or holds no table"
+            return {"status": "unreadable", "updated": None, "error": reason}
+        metrics = self._cached(path / "metrics.jsonl", _curve)
+        curve = metrics.value if metrics and metrics.value else Curve.of([])
+        summary = summarise(info.value, curve)
+        summary["spark"] = list(curve.spark)
+        summary["playable"] = regular(path / "best.safetensors") is not None
+        summary["error"] = metrics.problem if metrics else None
+        tags = self._cached(path / "tags.json", _json)
+        summary["tags"] = clean_tags(tags.value) if tags else []
         if summary["status"] == "running" and _abandoned(path):
             summary["status"] = "interrupted"
-        mark = self._cache.get(path / "metrics.jsonl")
-        if summary["status"] == "running" and mark:  # run.json rests while a run goes on
-            news = datetime.fromtimestamp(mark[0][0] / 1e9, UTC).isoformat(timespec="seconds")
+        if summary["status"] == "running" and metrics:  # run.json rests while a run goes on
+            news = datetime.fromtimestamp(metrics.mark[0] / 1e9, UTC).isoformat(timespec="seconds")
             summary["updated"] = max(summary["updated"] or "", news)
         return summary
 
-    def _cached(self, path: Path, read: Callable[[bytes], Any], largest: int) -> Any:
-        """What `read` makes of a file, remembered until the file changes; None where it cannot be read."""
+    def _cached(self, path: Path, read: Callable[[Path], Any]) -> _Read | None:
+        """What `read` makes of a file, remembered until the file changes; None where there is none."""
+        found = self._read(path, self._cache.get(path), read)
+        if found is None:
+            self._cache.pop(path, None)
+        else:
+            self._cache[path] = found
+        return found
+
+    def _read(self, path: Path, known: _Read | None, read: Callable[[Path], Any]) -> _Read | None:
         try:
-            status = path.stat()
+            status = os.lstat(path)
         except OSError:
             return None
-        mark = (status.st_mtime_ns, status.st_size)
-        known = self._cache.get(path)
-        if known is None or known[0] != mark:
-            self.reads += 1
-            value = None
-            if status.st_size <= largest:
-                try:
-                    value = read(path.read_bytes())
-                except (OSError, ValueError, RecursionError):
-                    value = None
-            known = self._cache[path] = (mark, value)
-        return known[1]
+        mark = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if known is not None and known.mark == mark:
+            return known
+        self.reads += 1
+        try:
+            return _Read(mark, read(path))
+        except UserError as error:
+            return _Read(mark, problem=printable(str(error)))
+        except OSError as error:
+            return _Read(mark, problem=f"{path.name} cannot be read: {error.strerror}")
+
+
+def run_id(path: Path) -> str:
+    """What stands for a run's folder in addresses."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+
+
+def _json(path: Path) -> Any:
+    return read_json(path, LARGEST_JSON)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return parse_rows(read_regular(path, LARGEST_METRICS))
+
+
+def _curve(path: Path) -> Curve:
+    return Curve.of(_rows(path))
 
 
 def _abandoned(path: Path) -> bool:
@@ -147,85 +211,15 @@ def _abandoned(path: Path) -> bool:
 
     A population holds one lock for all members, a run also that of its first stage.
     """
-    from deeprnn.runs.checkpoint import held
+    from deeprnn.runs.locking import held
 
-    near = [folder for folder in (path, *path.parents[:2]) if (folder / ".lock").is_file()]
+    near = [folder for folder in (path, *path.parents[:2]) if regular(folder / ".lock")]
     # A folder further up may be locked by something else altogether.
-    own = any(f == path or (f / "run.json").is_file() or (f / "population.json").is_file() for f in near)
+    own = any(f == path or regular(f / "run.json") or regular(f / "population.json") for f in near)
     try:
         return own and not any(held(folder) for folder in near)
     except OSError:
         return False
-
-
-def summarise(info: dict[str, Any], rows: list[dict[str, Any]], playable: bool) -> dict[str, Any]:
-    """What the list shows of a run."""
-    data = _object(info.get("data"))
-    kind = str(data.get("kind") or "")
-    result = _object(info.get("result"))
-    valid = [float(row["valid"]) for row in rows if _finite(row.get("valid"))]
-    return {
-        "status": str(info.get("status") or "unknown"),
-        "kind": kind,
-        "data": str(data.get("name") or ""),
-        "label": str(info.get("label") or ""),
-        "parameters": info["parameters"] if _finite(info.get("parameters")) else None,
-        "seed": info.get("seed"),
-        "metric": str(info.get("metric") or ""),
-        "paper": info.get("paper"),
-        "created": info.get("created"),
-        "updated": str(info.get("updated") or "") or None,
-        "test": headline(result.get("test"), kind),
-        "valid": headline(result.get("valid"), kind) if result else (min(valid) if valid else None),
-        "best_epoch": result.get("best_epoch"),
-        "epochs": rows[-1].get("epoch", len(rows)) if rows else 0,
-        "spark": thin(valid, SPARK),
-        "playable": playable,
-    }
-
-
-def headline(value: Any, kind: str) -> float | None:
-    """The number that stands in tables, whether alone or among other conventions."""
-    if isinstance(value, dict):
-        value = value.get(HEADLINE.get(kind, ""))
-    return float(value) if _finite(value) else None
-
-
-def thin(values: list[float], most: int) -> list[float]:
-    """At most `most` of the values, evenly chosen, ends kept, four digits each."""
-    if len(values) > most:
-        step = (len(values) - 1) / (most - 1)
-        values = [values[round(i * step)] for i in range(most)]
-    return [float(f"{value:.4g}") for value in values]
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _finite(value: Any) -> bool:
-    # Below what a float holds: JSON may spell a whole number that does not fit into one.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _rows(content: bytes) -> list[dict[str, Any]]:
-    rows = []
-    for text in content.splitlines():
-        row = parse_row(text)
-        if row is not None:
-            rows.append(row)
-    return rows
-
-
-def parse_row(text: bytes) -> dict[str, Any] | None:
-    """One line of metrics.jsonl, None where it is torn; numbers that are not finite become null."""
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict):
-        return None
-    return {k: None if isinstance(v, float) and not _finite(v) else v for k, v in row.items()}
 
 
 def _walk(folder: Path, limits: Limits) -> Iterator[Path]:
@@ -236,7 +230,7 @@ def _walk(folder: Path, limits: Limits) -> Iterator[Path]:
         seen += 1
         try:
             with os.scandir(here) as items:
-                inside = sorted(items, key=lambda item: item.name, reverse=True)
+                inside = sorted(islice(items, limits.folders), key=lambda item: item.name, reverse=True)
         except OSError:
             continue
         if any(item.name == "run.json" and item.is_file(follow_symlinks=False) for item in inside):

@@ -1,9 +1,11 @@
-"""Learning curves as they grow: a run's metrics.jsonl followed and sent as server-sent events."""
+"""Learning curves as they grow: a run's metrics and its running epoch followed and sent as server-sent events."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,45 +13,53 @@ import anyio.to_thread
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from deeprnn.errors import UserError
+from deeprnn.runs.reading import open_regular
 from deeprnn.web.jobs import Seat
-from deeprnn.web.library import LARGEST_METRICS, Entry, Library, parse_row
+from deeprnn.web.library import LARGEST_METRICS, Entry, Library
+from deeprnn.web.summary import parse_rows
 
 PAUSE = 0.5  # seconds between looks
 BEAT = 15.0  # seconds of silence after which a comment is sent, so that a dead connection is noticed
 
 
 class Tail:
-    """Whole new lines of a growing file; a file that was replaced or cut is read from its start."""
+    """Whole new lines of a growing file; one that was replaced or cut is read from its start."""
 
-    def __init__(self, entry: Entry) -> None:
-        self.path = entry.path / "metrics.jsonl"
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._file: tuple[int, int] | None = None
         self._offset = 0
 
     def look(self) -> tuple[bool, list[dict[str, Any]]]:
-        """(whether the file began anew, new rows)."""
+        """(whether the file began anew or went away, new rows)."""
         try:
-            with self.path.open("rb") as file:
-                status = self.path.stat()
+            with open_regular(self.path) as file:
+                status = os.fstat(file.fileno())
                 fresh = self._file != (status.st_dev, status.st_ino) or status.st_size < self._offset
                 if fresh:
                     self._file, self._offset = (status.st_dev, status.st_ino), 0
                 file.seek(self._offset)
                 new = file.read(LARGEST_METRICS)
-        except OSError:
-            return False, []
+        except (OSError, UserError):  # the run's summary tells the reason
+            gone, self._file = self._file is not None, None
+            return gone, []
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return fresh, [row for text in whole.splitlines() if (row := parse_row(text)) is not None]
+        return fresh, parse_rows(whole)
 
 
 async def follow(library: Library, entry: Entry, pause: float = PAUSE) -> AsyncIterator[bytes]:
-    """Events: `rows` (begin anew or append), `status` when it changes, `end` when the run is over."""
-    tail, status, silent = Tail(entry), None, 0.0
+    """Events: `rows` and `progress` (begin anew or append), `status` when it changes, `end` when the run is over."""
+    epochs, progress = Tail(entry.path / "metrics.jsonl"), Tail(entry.path / "progress.jsonl")
+    status, silent = None, 0.0
     while True:
-        began, rows = await anyio.to_thread.run_sync(tail.look)
+        began, rows = await anyio.to_thread.run_sync(epochs.look)
         if began or rows:
             yield event("rows", {"reset": began, "rows": rows})
+        anew, points = await anyio.to_thread.run_sync(progress.look)
+        if anew or points:
+            yield event("progress", {"reset": anew, "rows": points})
         summary = await anyio.to_thread.run_sync(_summary, library, entry)
         if summary != status:
             status = summary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Iterator
 from itertools import islice
@@ -12,6 +11,8 @@ import numpy as np
 import torch
 
 from deeprnn.generation.generate import stream_music
+from deeprnn.render.browser import encode_probabilities, to_lists
+from deeprnn.render.synth import Synthesis, wav_bytes
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Fields, Refusal
 from deeprnn.web.shelf import Loaded
@@ -37,16 +38,6 @@ def to_roll(frames: list[list[int]], keys: int) -> np.ndarray:
     return roll
 
 
-def to_frames(roll: np.ndarray) -> list[list[int]]:
-    """(T, K) as lists of sounding keys."""
-    return [np.flatnonzero(frame).tolist() for frame in roll]
-
-
-def heat(probabilities: np.ndarray) -> str:
-    """Probabilities as base64 bytes of their roots, one a key: small ones keep a digit, the page stays short."""
-    return base64.b64encode(np.rint(np.sqrt(probabilities) * 255).astype(np.uint8).tobytes()).decode()
-
-
 def read_primer(loaded: Loaded, content: bytes, limits: Limits) -> dict[str, Any]:
     """A MIDI file on the run's grid."""
     from deeprnn.data.midi import midi_bytes_to_song
@@ -55,10 +46,10 @@ def read_primer(loaded: Loaded, content: bytes, limits: Limits) -> dict[str, Any
     if not roll.any():
         raise Refusal(422, "the file has no notes within the run's range of keys")
     if roll.shape[1] != loaded.keys:
-        raise Refusal(409, f"the run's grid has {roll.shape[1]} keys but its model takes {loaded.keys}")
+        raise Refusal(409, f"the run does not tell its grid, and its model takes {loaded.keys} keys")
     cut = len(roll) > limits.frames // 2  # room is left for the continuation
     roll = roll[: limits.frames // 2]
-    return {"frames": to_frames(roll), "cut": cut}
+    return {"frames": to_lists(roll), "cut": cut}
 
 
 def predict(loaded: Loaded, fields: Fields, limits: Limits) -> dict[str, Any]:
@@ -74,8 +65,8 @@ def predict(loaded: Loaded, fields: Fields, limits: Limits) -> dict[str, Any]:
         ).sum(-1)
     probabilities = p.numpy()
     return {
-        "next": heat(probabilities[-1]),
-        "heat": heat(probabilities[:-1]),
+        "next": encode_probabilities(probabilities[-1]),
+        "heat": encode_probabilities(probabilities[:-1]),
         "nats": [round(value, 3) for value in nats.tolist()],
         "mean": round(float(nats.mean()), 4) if len(roll) else None,
     }
@@ -104,7 +95,7 @@ def continuation(loaded: Loaded, fields: Fields, limits: Limits) -> Iterator[dic
 def _chunks(steps: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[dict[str, Any]]:
     while part := list(islice(steps, CHUNK)):
         notes, p = np.concatenate([n for n, _ in part]), np.concatenate([q for _, q in part])
-        yield {"frames": to_frames(notes), "heat": heat(p)}
+        yield {"frames": to_lists(notes), "heat": encode_probabilities(p)}
     yield {"done": True}
 
 
@@ -116,17 +107,24 @@ def midi_file(loaded: Loaded, fields: Fields, limits: Limits) -> bytes:
     return midi_bytes(roll, tempo=tempo, steps_per_beat=grid.steps_per_beat, low=grid.low, title="deeprnn")
 
 
-def wav_file(loaded: Loaded, fields: Fields, limits: Limits) -> bytes:
-    """The roll as sound."""
-    from deeprnn.render import synthesise, wav_bytes
-
+def wav_file(loaded: Loaded, fields: Fields, limits: Limits) -> Iterator[bytes]:
+    """The roll as sound: nothing for every second or so while it is rendered, then the file."""
     roll, grid, tempo = _piece(loaded, fields, limits)
-    seconds = len(roll) * 60 / tempo / grid.steps_per_beat
-    if seconds > limits.sound_seconds:
-        raise Refusal(422, f"the piece lasts {math.ceil(seconds)} seconds; at most "
-                           f"{limits.sound_seconds:g} are rendered: shorten it or raise the tempo")  # fmt: skip
-    sound = synthesise(roll, tempo=tempo, steps_per_beat=grid.steps_per_beat, low=grid.low)
-    return wav_bytes(sound)
+    piece = Synthesis(roll, tempo=tempo, steps_per_beat=grid.steps_per_beat, low=grid.low)
+    for value, most, what in (
+        (piece.seconds, limits.sound_seconds, "lasts"),
+        (piece.note_seconds, limits.note_seconds, "has notes that together last"),
+    ):
+        if value > most:
+            raise Refusal(422, f"the piece {what} {math.ceil(value):,} seconds; at most {most:,g} are "
+                               "rendered: shorten it or raise the tempo")  # fmt: skip
+    return _rendered(piece)
+
+
+def _rendered(piece: Synthesis) -> Iterator[bytes]:
+    for _ in piece.blocks():
+        yield b""
+    yield wav_bytes(piece.sound())
 
 
 def _piece(loaded: Loaded, fields: Fields, limits: Limits) -> tuple[np.ndarray, Grid, float]:

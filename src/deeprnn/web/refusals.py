@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from deeprnn.errors import UserError
+from deeprnn.runs.reading import printable
 
 
 class Refusal(Exception):
@@ -24,13 +25,13 @@ class Refusal(Exception):
 async def answer_refusal(_request: Request, error: Exception) -> Response:
     """Say why."""
     assert isinstance(error, Refusal)
-    return JSONResponse({"error": error.message}, error.status, headers=error.headers)
+    return JSONResponse({"error": printable(error.message, 2000)}, error.status, headers=error.headers)
 
 
 async def answer_user_error(_request: Request, error: Exception) -> Response:
     """What the library refuses is the asker's to mend."""
     assert isinstance(error, UserError)
-    return JSONResponse({"error": str(error)}, 422)
+    return JSONResponse({"error": printable(str(error), 2000)}, 422)
 
 
 async def answer_http(_request: Request, error: Exception) -> Response:
@@ -45,9 +46,9 @@ async def answer_failure(_request: Request, _error: Exception) -> Response:
     return JSONResponse({"error": "something went wrong on the server; its log says what"}, 500)
 
 
-async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+async def read_body(request: Request, limit: int, seconds: float, what: str = "the request") -> bytes:
     """The whole body, refused as soon as it is known to be too large or too slow."""
-    too_large = Refusal(413, f"the request is larger than {limit:,} bytes, the most that is taken")
+    too_large = Refusal(413, f"{what} is larger than {limit / 1e6:g} MB, the most that is taken")
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
@@ -59,7 +60,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
                 if len(body) > limit:
                     raise too_large
     except TimeoutError:
-        raise Refusal(408, f"the request did not arrive within {seconds:g} seconds") from None
+        raise Refusal(408, f"{what} did not arrive within {seconds:g} seconds") from None
     except ClientDisconnect:
         raise Refusal(400, "the request broke off") from None
     return bytes(body)
@@ -109,6 +110,17 @@ class Fields:
             raise Refusal(422, f"{name} holds half a character (a lone surrogate): it is not valid Unicode")
         if len(value) > most:
             raise Refusal(422, f"{name} has {len(value):,} characters; at most {most:,} are read at once")
+        return value
+
+    def words(self, name: str, most: int) -> list[str]:
+        """A short list of strings."""
+        value = self._values.get(name, [])
+        if (
+            not isinstance(value, list)
+            or len(value) > most
+            or not all(isinstance(word, str) for word in value)
+        ):
+            raise Refusal(422, f"{name} must be a list of at most {most} texts")
         return value
 
     def frames(self, keys: int, most: int) -> list[list[int]]:

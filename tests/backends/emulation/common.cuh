@@ -17,6 +17,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 typedef unsigned char u8;
 #define INLINE static inline
+#define CONST constexpr
 #define __host__
 #define __device__
 #define __global__
@@ -82,19 +83,6 @@ INLINE void __syncthreads() { pass(machine.gates[{machine.now->rank, 0}], (int)(
 INLINE float __uint_as_float(u32 x) { float r; memcpy(&r, &x, 4); return r; }
 INLINE u32 __float_as_uint(float x) { u32 r; memcpy(&r, &x, 4); return r; }
 INLINE float __ldg(const float* p) { return *p; }
-enum Unit { SIGMOID = 0, TANH = 1, RELU = 2, IDENTITY = 3 };
-template <int U> INLINE float activate(float x) {
-  if (U == SIGMOID) return 1.0f / (1.0f + expf(-x));
-  if (U == TANH) return tanhf(x);
-  if (U == RELU) return x > 0.0f ? x : (x != x ? x : 0.0f);
-  return x;
-}
-template <int U> INLINE float slope(float y) {
-  if (U == SIGMOID) return y * (1.0f - y);
-  if (U == TANH) return 1.0f - y * y;
-  if (U == RELU) return y > 0.0f ? 1.0f : 0.0f;
-  return 1.0f;
-}
 INLINE u32 bf16_bits(float x) { u32 b = __float_as_uint(x); return (b + 0x7fffu + ((b >> 16) & 1u)) >> 16; }
 INLINE float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
 INLINE float bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
@@ -214,8 +202,26 @@ INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   }
   pass(w.gate, 32);  // so that nobody's operands are replaced while they are read
 }
+INLINE u32 tf32_of(float x) { u32 b = __float_as_uint(x); return (b & 0x7f800000u) == 0x7f800000u ? b : (b + 0x1000u) & 0xffffe000u; }
+// mma.m16n8k8 in tf32: bits beyond those of tf32 are cut off.
+INLINE void multiply_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  Warp& w = my_warp();
+  int side = w.gate.turn & 1, lane = machine.now->lane;
+  u32 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  memcpy(w.words[side][lane], mine, 24);
+  pass(w.gate, 32);
+  auto cut = [](u32 x) { return (double)__uint_as_float(x & 0xffffe000u); };
+  for (int i = 0; i < 4; i++) {
+    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    double sum = d[i];
+    for (int k = 0; k < 8; k++)
+      sum += cut(w.words[side][row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) * cut(w.words[side][column * 4 + k % 4][4 + k / 4]);
+    d[i] = (float)sum;
+  }
+  pass(w.gate, 32);
+}
 
-// Words that blocks exchange through global memory (wide.cu). A store is seen by others some time later, and
+// Words that blocks exchange through global memory (whole_card.cu). A store is seen by others some time later, and
 // stores to different places in any order; only those to one place keep theirs.
 static std::vector<std::pair<u32*, u32>> posted;
 INLINE void deliver() {

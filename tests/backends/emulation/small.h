@@ -13,6 +13,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 typedef unsigned char u8;
 #define INLINE static inline
+#define CONST constexpr
 #define __global__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
@@ -42,6 +43,7 @@ INLINE float __uint_as_float(u32 x) { float r; memcpy(&r, &x, 4); return r; }
 INLINE u32 __float_as_uint(float x) { u32 r; memcpy(&r, &x, 4); return r; }
 INLINE float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 constexpr float END = 3.402823466e38f;
+INLINE void touch(const float*) {}
 INLINE void atomicMax(u32* at, u32 x) { *at = max(*at, x); }
 INLINE u32 __umulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 INLINE void sincospif(float x, float* s, float* c) { *s = (float)sin(M_PI * x); *c = (float)cos(M_PI * x); }

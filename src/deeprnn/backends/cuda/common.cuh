@@ -1,4 +1,4 @@
-// Shared device helpers: units, 16-byte moves, thread-block clusters and mbarriers in PTX.
+// Shared device helpers: 16-byte moves, thread-block clusters and mbarriers in PTX.
 // No host header is included, so NVRTC needs nothing but this folder.
 #pragma once
 typedef unsigned int u32;
@@ -6,28 +6,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 typedef unsigned char u8;
 #define INLINE static __device__ __forceinline__
-
-enum Unit { SIGMOID = 0, TANH = 1, RELU = 2, IDENTITY = 3 };
-
-template <int U> INLINE float activate(float x) {
-  if constexpr (U == SIGMOID) {   // 1 / (1 + 2^(-x log2 e)), without the steps that keep denormal numbers
-    float y;
-    asm("{.reg .f32 e;\nmul.ftz.f32 e, %1, 0fBFB8AA3B;\nex2.approx.ftz.f32 e, e;\nadd.ftz.f32 e, e, 0f3F800000;\n"
-        "rcp.approx.ftz.f32 %0, e;}" : "=f"(y) : "f"(x));
-    return y;
-  }
-  if constexpr (U == TANH) return tanhf(x);  // the exact one: exp-based forms lose small arguments
-  if constexpr (U == RELU) return x > 0.0f ? x : (x != x ? x : 0.0f);
-  return x;
-}
-
-// dφ/dx from the unit's output y.
-template <int U> INLINE float slope(float y) {
-  if constexpr (U == SIGMOID) return y * (1.0f - y);
-  if constexpr (U == TANH) return 1.0f - y * y;
-  if constexpr (U == RELU) return y > 0.0f ? 1.0f : 0.0f;
-  return 1.0f;
-}
+#define CONST constexpr __host__ __device__
 
 INLINE u32 bf16_bits(float x) {  // round to nearest even; NaN stays NaN
   u32 b = __float_as_uint(x);
@@ -134,6 +113,18 @@ INLINE void raise_shared(u32 at, float x) {   // to x, where it is less; of numb
 // d += a b: 16 x 16 times 16 x 8 in fp16, sums in fp32, on the tensor cores.
 INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// The nearest tf32 number: 11 bits of mantissa.
+INLINE u32 tf32_of(float x) {
+  u32 r;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+}
+// d += a b: 16 x 8 times 8 x 8 in tf32, sums in fp32; what a number has beyond tf32's bits is cut off.
+INLINE void multiply_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

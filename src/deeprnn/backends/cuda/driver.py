@@ -73,11 +73,6 @@ def driver_version() -> int:
     return version.value
 
 
-def index_of(device: torch.device) -> int:
-    """A GPU's number; "cuda" alone is the current one."""
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
 def stream_of(device: torch.device) -> int | None:
     """The address of the current stream, None without a GPU: worth asking once for several launches."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
@@ -136,15 +131,6 @@ class Kernel:
         each other; it is never a kernel of clusters too.
         """
         return _config(grid, rows, threads, self.shared, stream, self.cluster, self.cooperative)
-
-    def resident_clusters(self, threads: int) -> int:
-        """How many clusters of this kernel the card holds at once."""
-        count, config = ctypes.c_int(), self.config(self.cluster, threads, None)
-        status = library().cuOccupancyMaxActiveClusters(
-            ctypes.byref(count), self.function, ctypes.byref(config)
-        )
-        check(status, "cuOccupancyMaxActiveClusters")
-        return count.value
 
     def launch(
         self,

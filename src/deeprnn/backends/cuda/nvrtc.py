@@ -10,33 +10,21 @@ import ctypes.util
 import hashlib
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from deeprnn.backends import code_cache
 from deeprnn.errors import UserError
 
 FOLDER = Path(__file__).parent
-HEADERS = (
-    *("common.cuh", "params.cuh", "halves.cuh", "parts.cuh", "hopper.cuh", "operands.cuh"),
-    *("mma_layout.cuh", "mma_products.cuh", "mma_tiles.cuh", "mma_scales.cuh"),
-)
 OPTIONS = ("--std=c++17",)
 _lock = threading.Lock()
 
 
 class CompileError(RuntimeError):
     """NVRTC refused a kernel: its log is in the message."""
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $DEEPRNN_CACHE, or the user's cache folder."""
-    if override := os.environ.get("DEEPRNN_CACHE"):
-        return Path(override) / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "deeprnn" / "kernels"
 
 
 def _candidates() -> Iterator[str]:
@@ -92,34 +80,30 @@ def identity() -> str:
     return str(version())
 
 
-def cubin(source: str, macros: Mapping[str, str], arch: str) -> bytes:
-    """Machine code of a source file of this folder, from the disk where it has been compiled before."""
+@lru_cache(maxsize=1)
+def headers() -> dict[str, str]:
+    """The text of every header beside the sources, by its name."""
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.cuh"))}
+
+
+def cubin(
+    source: str, macros: Mapping[str, str], arch: str, generated: Mapping[str, str] | None = None
+) -> bytes:
+    """Machine code of a source file, by its path from this folder, from the disk where it has been compiled before.
+
+    `generated` are headers written for this kernel, by name.
+    """
     text = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     text += (FOLDER / source).read_text(encoding="utf-8")
-    headers = {name: (FOLDER / name).read_text(encoding="utf-8") for name in HEADERS}
-    parts = [text, *headers.values(), arch, *OPTIONS, identity()]
+    included = headers() | dict(generated or {})
+    parts = [text, *(f"{name}\n{header}" for name, header in included.items()), arch, *OPTIONS, identity()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    path = cache_folder() / f"{Path(source).stem}-{arch}-{key}.cubin"
-    try:
-        return path.read_bytes()
-    except OSError:
-        code = compile_source(text, source, headers, arch)
-        _keep(path, code)
-        return code
-
-
-def _keep(path: Path, code: bytes) -> None:
-    """Write beside the place and move: another process never sees half a file. A full disk is no error."""
-    name = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(code)
-        os.replace(name, path)
-    except OSError:
-        if name is not None:
-            Path(name).unlink(missing_ok=True)
+    name = f"{Path(source).stem}-{arch}-{key}.cubin"
+    code = code_cache.read(name)
+    if code is None:
+        code = compile_source(text, Path(source).name, included, arch)
+        code_cache.keep(name, code)
+    return code
 
 
 def compile_source(text: str, name: str, headers: Mapping[str, str], arch: str) -> bytes:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeprnn import __version__
-from deeprnn.data.files import write_atomically
 from deeprnn.errors import UserError
+from deeprnn.files import write_atomically
+from deeprnn.render.browser import PARTS, STYLES, bundle
 from deeprnn.reproduction.html import sections
 from deeprnn.reproduction.html.gather import Group, PiecePrediction, collect, groups, predict
 
@@ -25,8 +26,7 @@ def write_report(runs: Sequence[Run], path: str | Path, figures: bool = True) ->
     """Write the page, and its figures as PNG files into a folder beside it."""
     path = Path(path)
     page = report_html(runs)
-    with write_atomically(path) as file:
-        file.write(page.encode())
+    write_atomically(path, page)
     if figures:
         write_figures(runs, path.with_name(f"{path.stem}-figures"))
     return path
@@ -36,17 +36,21 @@ def report_html(runs: Sequence[Run]) -> str:
     """The page as text."""
     if not runs:
         raise UserError("a report needs at least one run: deeprnn report runs/NAME")
-    found = groups(runs)
-    title = f"{found[0].label} on {found[0].data}" if len(found) == 1 else f"{len(found)} models compared"
+    compared = groups(runs)
+    title = (
+        f"{compared[0].label} on {compared[0].data}"
+        if len(compared) == 1
+        else f"{len(compared)} models compared"
+    )
     count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
     when = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")
     body = [
         f"<h1>{escape(title)}</h1><p class=lead>{count}, {when}</p>",
-        sections.results_table(found),
+        sections.results_table(compared),
         '<p class="quiet">Lower is better. Mean ± standard deviation over seeds; parameters are entries of weight '
         "matrices, as the paper counts them; the difference is of our test score from the paper's.</p>",
-        sections.comparison(found),
-        *(sections.group_section(group) for group in found),
+        sections.comparison(compared),
+        *(sections.group_section(group) for group in compared),
         f"<footer>deeprnn {escape(__version__)}</footer>",
     ]
     return _page(title, "".join(body))
@@ -54,12 +58,15 @@ def report_html(runs: Sequence[Run]) -> str:
 
 def _page(title: str, body: str) -> str:
     here = resources.files("deeprnn.reproduction.html")
-    css, script = (here.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    styles = [(PARTS / name).read_text("utf-8") for name in STYLES]
+    css = "".join([*styles, here.joinpath("page.css").read_text("utf-8")])
+    script = bundle(here.joinpath("page.js").read_text("utf-8"))
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<!doctype html>\n<html lang="en" data-theme="auto"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{css}</style></head>"
-        f"<body><main>{body}</main><script>{script}</script></body></html>\n"
+        "<body><noscript><p>The charts, rolls and sounds of this report need JavaScript.</p></noscript>"
+        f'<main>{body}</main><script type="module">{script}</script></body></html>\n'
     )
 
 
@@ -71,17 +78,16 @@ def write_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
         place = folder / f"{name}.png"
         if place in written:
             place = folder / f"{name}-{len(written)}.png"
-        with write_atomically(place) as file:
-            file.write(data)
+        write_atomically(place, data)
         written.append(place)
 
-    found = groups(runs)
-    for group in found:
+    compared = groups(runs)
+    for group in compared:
         _figures_of(group, save)
     from deeprnn.render.curves import comparison_png
 
-    for task in dict.fromkeys(group.task for group in found):
-        here = {group.label: group.best.metrics() for group in found if group.task == task}
+    for task in dict.fromkeys(group.task for group in compared):
+        here = {group.label: group.best.metrics() for group in compared if group.task == task}
         if len(here) > 1:
             save(f"{_plain(task[0])}-comparison", comparison_png(here, title=f"Validation on {task[0]}"))
     return written
@@ -115,7 +121,7 @@ def _figures_of(group: Group, save) -> None:
 
 def _plain(text: str) -> str:
     """A name that any file system takes."""
-    kept = "".join(
+    letters = "".join(
         c if c.isalnum() or c in "-_" else "-" if c in " ./" else "" for c in text.replace("*", "star")
     )
-    return kept.lower() or "figure"
+    return letters.lower() or "figure"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deeprnn.errors import UserError
-from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.structure import dissect
 
 if TYPE_CHECKING:
@@ -67,40 +66,34 @@ def collect(paths: Sequence[str | Path]) -> list[Run]:
     """The runs of some folders; a population stands for all its members."""
     from deeprnn.runs.folder import load_run, population
 
-    found: list[Run] = []
+    runs: list[Run] = []
     for path in map(Path, paths):
         many = (path / "population.json").exists() and not (path / "run.json").exists()
-        found += population(path) if many else [load_run(path)]
-    return found
+        runs += population(path) if many else [load_run(path)]
+    return runs
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
     """Runs by data and model, smaller models first."""
-    found: dict[tuple[Any, ...], list[Run]] = {}
+    alike_by_model: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        found.setdefault(
+        alike_by_model.setdefault(
             (run.info["data"]["name"], run.kind, run.info.get("label", ""), run.spec), []
         ).append(run)
     made = [
         Group(
             data, kind, label, alike[0].info.get("metric", ""), alike[0].info.get("paper"), spec, tuple(alike)
         )
-        for (data, kind, label, spec), alike in found.items()
+        for (data, kind, label, spec), alike in alike_by_model.items()
     ]
     return sorted(made, key=lambda g: (g.task, g.weights, g.label))
 
 
 def score(run: Run, split: str) -> float | None:
     """A split's headline number; while a run has no result, the best so far."""
-    result = (run.info.get("result") or {}).get(split)
-    if isinstance(result, dict):
-        value = result.get(HEADLINE[run.kind])
-        return float(value) if isinstance(value, int | float) else None
-    rows = [r for r in run.metrics() if isinstance(r.get("valid"), int | float) and math.isfinite(r["valid"])]
-    if split == "test" or not rows:
-        return None
-    value = min(rows, key=lambda r: r["valid"]).get(split)
-    return float(value) if isinstance(value, int | float) else None
+    from deeprnn.runs.summary import summary
+
+    return summary(run)[split]
 
 
 @dataclass(frozen=True)

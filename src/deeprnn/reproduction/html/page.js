@@ -1,45 +1,52 @@
-"use strict";
-// One sample plays at a time; its cursor runs over the roll beside the button.
-let current = null;
-for (const player of document.querySelectorAll(".player")) {
-  const audio = player.querySelector("audio");
-  const button = player.querySelector("button");
-  const time = player.querySelector("output");
-  const roll = player.parentElement.querySelector("svg.roll.heard");
-  const cursor = roll && roll.querySelector(".cursor");
-  const seconds = Number(player.dataset.seconds);
-  const stop = () => {
-    audio.pause();
-    button.textContent = "▶ Play";
-    if (roll) roll.classList.remove("playing");
-  };
-  const follow = () => {
-    if (audio.paused) return;
-    const part = Math.min(1, audio.currentTime / seconds);
-    if (cursor) {
-      const span = cursor.dataset.to - cursor.dataset.from;
-      cursor.setAttribute("transform", `translate(${span * part} 0)`);
-    }
-    time.textContent = `${audio.currentTime.toFixed(0)} s`;
-    requestAnimationFrame(follow);
-  };
-  button.addEventListener("click", () => {
-    if (!audio.paused) return stop();
-    if (current) current();
-    current = stop;
-    audio.play().then(() => {
-      button.textContent = "❚❚ Pause";
-      if (roll) roll.classList.add("playing");
-      follow();
-    }, () => { time.textContent = "this browser cannot play it"; });
-  });
-  audio.addEventListener("ended", () => { audio.currentTime = 0; stop(); });
-  if (roll) {
-    roll.addEventListener("click", (event) => {
-      const box = roll.getBoundingClientRect();
-      const view = roll.viewBox.baseVal.width;
-      const at = (event.clientX - box.left) / box.width * view;
-      audio.currentTime = Math.max(0, (at - 30) / (view - 30)) * seconds;
-    });
+// A report in the browser: the page's own charts, rolls and synthesiser, filled from the JSON beside them.
+
+import { lineChart } from "./parts/chart.js";
+import { count, h } from "./parts/dom.js";
+import { Roll, roots } from "./parts/roll.js";
+import { Player } from "./parts/synth.js";
+
+const player = new Player();
+let stopShown = () => {};
+
+function chart(box, { series, guides = [], legend = false, counted = false, ...options }) {
+  const made = lineChart({ ...options, showX: counted ? count : null });
+  made.update(series, guides);
+  if (legend) box.append(made.legend);
+  box.append(made.el);
+}
+
+function roll(box, { grid, keys, frames, heat, label, tempo = null, timbre = "piano" }) {
+  const made = new Roll(grid, keys, { label, onplay: () => toggle(), onseek: (t) => { if (tempo) play(t); } });
+  made.set(frames, 0);
+  const all = heat ? roots(heat) : null;
+  if (all) made.heat = frames.map((_, t) => all.subarray(t * keys, (t + 1) * keys));
+  const button = h("button", { type: "button", text: "▶ Play", onclick: () => toggle() });
+  if (tempo) box.append(h("div", { class: "player" }, button, h("span", { class: "quiet", text: `${Math.round((frames.length * 60) / tempo / made.perBeat)} s; click into the roll to play from there` })));
+  box.append(made.el);
+
+  function play(from) {
+    stopShown();
+    button.textContent = "■ Stop";
+    stopShown = stop;
+    player.play(made, { tempo, timbre, from: Math.min(from, frames.length - 1), onframe: (at) => { made.playhead = at; made.show(at, 0.1); made.draw(); }, onend: stop });
   }
+
+  function stop() {
+    player.stop();
+    button.textContent = "▶ Play";
+    made.playhead = null;
+    made.draw();
+    stopShown = () => {};
+  }
+
+  function toggle() {
+    if (!tempo) return;
+    if (made.playhead !== null || stopShown === stop) stop();
+    else play(0);
+  }
+}
+
+const MAKERS = { chart, roll };
+for (const box of document.querySelectorAll("[data-part]")) {
+  MAKERS[box.dataset.part](box, JSON.parse(box.querySelector("script").textContent));
 }

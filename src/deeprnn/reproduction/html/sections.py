@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import base64
+import json
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from deeprnn.generation.outputs import Music, Text
 from deeprnn.model.structure import equations, short_count
-from deeprnn.render.charts import Series, line_chart, roll_svg, scatter
+from deeprnn.render.browser import encode_probabilities, to_lists
 from deeprnn.render.curves import series
 from deeprnn.render.model_diagram import model_svg
+from deeprnn.render.synth import timbre_name
 from deeprnn.reproduction.html.gather import Group, PiecePrediction, TextPrediction, predict, sample, score
 
 if TYPE_CHECKING:
     from deeprnn.runs.folder import Run
 
-AUDIO_RATE = 16000  # a modest file: what a piano says above 8 kHz is not missed here
 MOST_CURVES = 8
 
 
-def results_table(found: Sequence[Group]) -> str:
+def results_table(groups: Sequence[Group]) -> str:
     """All groups beside the paper's numbers."""
     heads = ("data", "model", "parameters", "seeds", "train", "valid", "test", "paper", "difference", "unit")
     out = ["<table><thead><tr>", *(f"<th>{head}</th>" for head in heads), "</tr></thead><tbody>"]
-    for group in found:
+    for group in groups:
         test = group.mean("test")
         cells = [
             escape(group.data),
@@ -39,7 +41,7 @@ def results_table(found: Sequence[Group]) -> str:
             difference(test, group.paper),
             escape(group.metric),
         ]
-        best = is_best(group, found)
+        best = is_best(group, groups)
         out += [
             "<tr>",
             *(f"<td{' class=best' if i == 6 and best else ''}>{cell}</td>" for i, cell in enumerate(cells)),
@@ -68,43 +70,51 @@ def difference(test: tuple[float, float] | None, paper: float | None) -> str:
     return f'<span class="{css}">{sign}{shown} %</span>'
 
 
-def is_best(group: Group, found: Sequence[Group]) -> bool:
+def is_best(group: Group, groups: Sequence[Group]) -> bool:
     """Whether a group has the lowest test score among several on the same data."""
-    rivals = [g for g in found if g.task == group.task and g.mean("test") is not None]
+    rivals = [g for g in groups if g.task == group.task and g.mean("test") is not None]
     own = group.mean("test")
     return (
         len(rivals) > 1 and own is not None and own[0] == min(m[0] for g in rivals if (m := g.mean("test")))
     )
 
 
-def comparison(found: Sequence[Group]) -> str:
+def part(kind: str, content: dict[str, Any]) -> str:
+    """A chart or a roll: a box that the report's script fills from the JSON in it."""
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return f'<div data-part="{kind}"><script type="application/json">{text}</script></div>'
+
+
+def line(name: str, rows: Sequence[dict], key: str, css: str, **options: Any) -> dict[str, Any]:
+    """One line of a chart: a number of metrics.jsonl over epochs."""
+    points = [[x, float(f"{y:.6g}")] for x, y in zip(*series(rows, key), strict=True)]
+    return {"name": name, "class": css, "points": points, **options}
+
+
+def comparison(groups: Sequence[Group]) -> str:
     """For each data set with several models: validation curves together, and size against quality."""
     out = []
-    for task in dict.fromkeys(group.task for group in found):
-        here = [group for group in found if group.task == task]
+    for task in dict.fromkeys(group.task for group in groups):
+        here = [group for group in groups if group.task == task]
         if len(here) < 2:
             continue
-        lines = [
-            Series(g.label, *series(g.best.metrics(), "valid"), css=f"s{i % 8}") for i, g in enumerate(here)
+        metric = here[0].metric
+        lines = [line(g.label, g.best.metrics(), "valid", f"s{i % 8}") for i, g in enumerate(here)]
+        sized = [
+            {"name": g.label, "class": f"s{i % 8}", "dots": True, "points": [[g.weights, *m, g.label]]}
+            for i, g in enumerate(here)
+            if (m := g.mean("test") or g.mean("valid"))
         ]
-        sized = [(g.weights, m[0], m[1], g.label) for g in here if (m := g.mean("test") or g.mean("valid"))]
-        out.append(
-            f"<h2>{escape(task[0])}: side by side</h2><div class=two><div><h3>Validation, {escape(here[0].metric)}</h3>"
-        )
-        out.append(legend(lines) + line_chart(lines, skip=0.2, label="validation curves") + "</div>")
+        curves_chart = {"series": lines, "label": "Validation curves", "legend": True, "y": metric}
+        out.append(f"<h2>{escape(task[0])}: side by side</h2><div class=two><div><h3>Validation</h3>")
+        out.append(part("chart", curves_chart) + "</div>")
         if sized:
-            out.append(f"<div><h3>Result against number of weights</h3>{scatter(sized)}</div>")
+            dots = {"series": sized, "label": "Result against number of weights", "x": "weights", "y": metric}
+            out.append(
+                f"<div><h3>Result against number of weights</h3>{part('chart', {**dots, 'counted': True})}</div>"
+            )
         out.append("</div>")
     return "".join(out)
-
-
-def legend(lines: Sequence[Series]) -> str:
-    """Names beside strokes of their colours."""
-    keys = "".join(
-        f'<span><svg viewBox="0 0 22 8"><line class="{s.css}" x2="22" y1="4" y2="4"/></svg>{escape(s.name)}</span>'
-        for s in lines
-    )
-    return f'<div class="legend">{keys}</div>'
 
 
 def group_section(group: Group) -> str:
@@ -135,27 +145,30 @@ def curves(group: Group) -> str:
         return '<p class="quiet">No epoch is finished yet.</p>'
     others = [run for run in group.runs if run is not group.best][: MOST_CURVES - 2]
     lines = [
-        Series("train", *series(rows, "train"), css="s0"),
-        Series("valid", *series(rows, "valid"), css="s1"),
-        *(Series("valid, other seeds", *series(run.metrics(), "valid"), css="s7") for run in others),
+        *(line("valid, other seeds", run.metrics(), "valid", "s7 behind") for run in others),
+        line("train", rows, "train", "train"),
+        line("valid", rows, "valid", "valid", mark=True),
     ]
-    level = None if group.paper is None else (group.paper, f"paper, test {group.paper:g}")
-    big = line_chart(lines, level=level, skip=0.12, height=280, width=960, label="learning curves")
-    rate = line_chart(
-        [Series("rate", *series(rows, "rate"), css="s2")], log=_wide(rows, "rate"), label="learning rate"
-    )
-    norm = line_chart(
-        [Series("norm", *series(rows, "grad_norm"), css="s3")], log=_wide(rows, "grad_norm"), label="norm"
-    )
+    guides = [] if group.paper is None else [{"name": f"paper, test {group.paper:g}", "value": group.paper}]
+    big = {"series": lines, "guides": guides, "height": 280, "label": "Learning curves", "legend": True,
+           "y": group.metric}  # fmt: skip
+    rate = {
+        "series": [line("rate", rows, "rate", "s2")],
+        "height": 150,
+        "label": "Learning rate",
+        "wide": True,
+    }
+    norm = {
+        "series": [line("norm", rows, "grad_norm", "s3")],
+        "height": 150,
+        "label": "Gradient norm",
+        "wide": True,
+    }
     return (
-        f"<h3>Learning curves, {escape(group.metric)} over epochs</h3>{legend(lines[:3])}{big}"
-        f'<div class="two"><div><h3>Learning rate</h3>{rate}</div><div><h3>Gradient norm</h3>{norm}</div></div>'
+        f"<h3>Learning curves</h3>{part('chart', big)}"
+        f'<div class="two"><div><h3>Learning rate</h3>{part("chart", rate)}</div>'
+        f"<div><h3>Gradient norm</h3>{part('chart', norm)}</div></div>"
     )
-
-
-def _wide(rows: Sequence[dict], key: str) -> bool:
-    values = [v for v in series(rows, key)[1] if v > 0]
-    return bool(values) and max(values) > 20 * min(values)
 
 
 def prediction(run: Run) -> str:
@@ -166,18 +179,14 @@ def prediction(run: Run) -> str:
         return f'{head}<p class="quiet">{escape(seen)}</p>'
     if isinstance(seen, PiecePrediction):
         steps, low = (run.grid.steps_per_beat, run.grid.low) if run.grid else (4, 21)
-        roll = roll_svg(seen.frames, probabilities=seen.probabilities, steps_per_beat=steps, low=low)
-        frames = list(range(1, len(seen.frames) + 1))
-        strip = line_chart(
-            [Series("surprise", frames, seen.surprise.tolist(), "s1")],
-            height=130,
-            width=960,
-            label="surprise",
-        )
+        surprise = [[t, round(float(nats), 3)] for t, nats in enumerate(seen.surprise, 1)]
+        strip = {"series": [{"name": "surprise", "class": "valid", "points": surprise, "whole": True}],
+                 "height": 140, "label": "Surprise", "x": "frame", "y": "nats"}  # fmt: skip
         return (
             f'{head}<p class="quiet">{escape(seen.name)}, not trained on: the notes that came over the glow of '
             f"the probabilities given to them one frame before. Below, nats of surprise per frame (mean "
-            f"{float(seen.surprise.mean()):.2f}).</p>{roll}{strip}"
+            f"{float(seen.surprise.mean()):.2f}).</p>"
+            f"{roll(seen.frames, seen.probabilities, steps, low, 'A test piece')}{part('chart', strip)}"
         )
     told = (
         "Text not trained on; the redder, the more surprised. Point at a symbol for the model's favourites."
@@ -217,27 +226,34 @@ def sample_section(run: Run) -> str:
 
 
 def player(music: Music) -> str:
-    """A play button over the piano roll of what it plays."""
-    from deeprnn.render import synthesise, wav_bytes
-
-    sound = synthesise(
-        music[0], tempo=music.tempo, program=music.program, steps_per_beat=music.steps_per_beat, low=music.low,
-        rate=AUDIO_RATE,
-    ).mean(axis=1)  # fmt: skip
-    data = base64.b64encode(wav_bytes(sound, AUDIO_RATE)).decode()
-    seconds = len(music[0]) * 60 / music.tempo / music.steps_per_beat
-    roll = roll_svg(
+    """A piano roll with a play button."""
+    probabilities = music.probabilities[0] if music.probabilities else None
+    timbre = timbre_name(music.program)
+    return f'<p class="quiet">seed {music.seed}</p>' + roll(
         music[0],
-        probabilities=music.probabilities[0] if music.probabilities else None,
-        steps_per_beat=music.steps_per_beat,
-        low=music.low,
-        label="piano roll of the sample",
-    ).replace('class="roll"', 'class="roll heard"', 1)
-    return (
-        f'<div class="sample"><div class="player" data-seconds="{seconds:.3f}"><button type="button">▶ Play</button>'
-        f'<output class="quiet"></output><span class="quiet">{seconds:.0f} s, seed {music.seed}; click to jump</span>'
-        f'<audio preload="auto" src="data:audio/wav;base64,{data}"></audio></div>{roll}</div>'
+        probabilities,
+        music.steps_per_beat,
+        music.low,
+        "The sample",
+        tempo=music.tempo,
+        timbre=timbre,
     )
+
+
+def roll(
+    frames: np.ndarray, probabilities: np.ndarray | None, steps: int, low: int, label: str, **playing: Any
+) -> str:
+    """A piano roll with what the model expected behind the notes."""
+    heat = None if probabilities is None else encode_probabilities(probabilities)
+    grid = {"steps_per_beat": steps, "low": low}
+    content = {
+        "grid": grid,
+        "keys": frames.shape[1],
+        "frames": to_lists(frames),
+        "heat": heat,
+        "label": label,
+    }
+    return part("roll", {**content, **playing})
 
 
 def settings(run: Run) -> str:

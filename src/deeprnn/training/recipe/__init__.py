@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -19,12 +18,33 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from deeprnn.cells import lookup
 from deeprnn.errors import UserError
 from deeprnn.model.init import InitSpec
 from deeprnn.model.models import assemble
 from deeprnn.model.specs import Dropout, ModelSpec
 from deeprnn.training.recipe import ranges
 from deeprnn.training.recipe.fields import read, unknown
+from deeprnn.training.recipe.toml import parse_value, read_toml, write_toml
+
+__all__ = [
+    "DataPart",
+    "EvaluationPart",
+    "ModelPart",
+    "OptimiserPart",
+    "PretrainPart",
+    "Recipe",
+    "RegulariserPart",
+    "SavePart",
+    "SchedulePart",
+    "StopPart",
+    "field_names",
+    "load_recipe",
+    "override",
+    "packaged",
+    "parse_value",
+    "to_toml",
+]
 
 
 @dataclass(frozen=True)
@@ -45,8 +65,16 @@ class DataPart:
     """seed of the shared order, apart from the members' seeds so that a member equals the model alone"""
     steps_per_beat: int = 0
     """bach and MIDI files: the grid in time; 0: the loader's own choice"""
+    low: int = 21
+    """bach and MIDI files: lowest MIDI number kept"""
+    high: int = 108
+    """bach and MIDI files: highest MIDI number kept"""
+    drums: bool = False
+    """MIDI files: keep drum tracks, as pitches"""
     transpose: bool = False
-    """bach and MIDI files: every song to C major or A minor"""
+    """bach and people's own music: every song to C major or C minor"""
+    random_transpose: int = 0
+    """music: semitones by which each training song is moved up or down at most, drawn anew every epoch"""
     minimum: int = 1
     """text files: the least count of a symbol that enters the vocabulary"""
 
@@ -71,6 +99,15 @@ class ModelPart:
     output_unit: str = "sigmoid"
     output_from: Literal["top", "all"] = "top"
     input_to_levels: Literal["first", "all"] = "first"
+    cell: str = ""
+    """a cell in place of the paper's ⊕: lstm, gru, rhn, …, my_cells.py:Paced or my_package.my_module:Paced"""
+    cell_options: tuple[str, ...] = ()
+    """arguments of the cell: depth=5,zoneout=0.1"""
+
+    @property
+    def name(self) -> str:
+        """What the model is called in folders and tables."""
+        return lookup.short(self.cell) if self.cell else self.kind
 
     def spec(self, size: int, categorical: bool, dropout: Dropout) -> ModelSpec:
         """The whole model for data with `size` inputs and outputs."""
@@ -89,6 +126,8 @@ class ModelPart:
             output_from=self.output_from,
             input_to_levels=self.input_to_levels,
             dropout=dropout,
+            cell=self.cell,
+            cell_options=self.cell_options,
         )
 
 
@@ -258,19 +297,6 @@ def field_names() -> list[str]:
     return out
 
 
-def parse_value(text: str) -> Any:
-    """A command-line value as TOML would read it; `1,2` is a list, `1..5` a range, anything else is text."""
-    first, dots, last = text.partition("..")
-    if dots and first.isdigit() and last.isdigit():
-        return list(range(int(first), int(last) + 1))
-    if "," in text and not text.lstrip().startswith(("[", '"', "'")):
-        return [parse_value(part.strip()) for part in text.split(",") if part.strip()]
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 # ---- files
 
 
@@ -290,12 +316,11 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         if short not in known:
             near = get_close_matches(short, known, n=1, cutoff=0.4)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise UserError(f"no recipe {text!r}{hint}: give a .toml file or one of {', '.join(known)}")
+            raise UserError(
+                f"no recipe {text!r}{hint}: give a .toml file, or a packaged one by name, such as paper/jsb/dots"
+            )
         path = known[short]
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+    data = read_toml(path)
     try:
         return Recipe.from_dict(data)
     except UserError as error:
@@ -304,16 +329,4 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 
 def to_toml(recipe: Recipe) -> str:
     """The resolved recipe as TOML, every field written out."""
-    data = recipe.to_dict()
-    plain = [f"{k} = {_toml_value(v)}" for k, v in data.items() if not isinstance(v, dict)]
-    tables = [
-        f"\n[{name}]\n" + "\n".join(f"{k} = {_toml_value(v)}" for k, v in table.items())
-        for name, table in data.items()
-        if isinstance(table, dict)
-    ]
-    return "\n".join([*plain, *tables]) + "\n"
-
-
-def _toml_value(value: Any) -> str:
-    # JSON's own escapes would write an emoji as two surrogates, which TOML does not know.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return write_toml(recipe.to_dict())

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, nearest
 
 T = TypeVar("T")
+
+LARGEST = 3.4028234e38
+"""the largest number in single precision, which parameters and gradients are kept in"""
 
 
 @cache
@@ -30,26 +34,38 @@ def read(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
 
 
 def unknown(name: str, known: list[str]) -> str:
-    """The message for a field that does not exist."""
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
+    """The message for a field that does not exist: the nearest ones, and the rest only where they are few."""
+    near = nearest(name, known)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"unknown recipe field {name!r}{hint}: known are {', '.join(known)}"
+    section = name.rpartition(".")[0]
+    siblings = [field for field in known if field.rpartition(".")[0] == section]
+    listed = f": known are {', '.join(siblings)}" if siblings and section else ""
+    return f"unknown recipe field {shown(name)}{hint}{listed}"
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is too long to read."""
+    if (
+        isinstance(value, int) and value.bit_length() > 200
+    ):  # Python writes no number of more than 4,300 digits
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise UserError(f"recipe field {where!r} is a table of fields, got {value!r}")
+            raise UserError(f"recipe field {where!r} is a table of fields, got {shown(value)}")
         return read(hint, value, f"{where}.")  # type: ignore[arg-type]
     if origin is Literal:
         known = typing.get_args(hint)
         if value not in known:
-            near = get_close_matches(str(value), [str(k) for k in known], n=1, cutoff=0.4)
-            hint_text = f" (did you mean {near[0]!r}?)" if near else ""
-            raise UserError(
-                f"recipe field {where!r} must be one of {', '.join(map(str, known))}, got {value!r}{hint_text}"
-            )
+            near = get_close_matches(shown(value), [repr(k) for k in known], n=1, cutoff=0.4)
+            hint_text = f" (did you mean {near[0]}?)" if near else ""
+            names = ", ".join(map(str, known))
+            raise UserError(f"recipe field {where!r} must be one of {names}, got {shown(value)}{hint_text}")
         return value
     if origin is tuple:
         inner = typing.get_args(hint)[0]
@@ -61,10 +77,16 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 def _scalar(hint: Any, value: Any, where: str) -> Any:
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     if hint is float and numeric:
+        if LARGEST < abs(value) != math.inf:
+            raise UserError(
+                f"recipe field {where!r} must be within {LARGEST:.3g} of zero, got {shown(value)}"
+            )
         return float(value)
-    if hint is int and numeric and float(value).is_integer():
+    if hint is int and numeric and (isinstance(value, int) or value.is_integer()):
+        if not -(2**63) <= value < 2**63:
+            raise UserError(f"recipe field {where!r} must be below 2^63, got {shown(value)}")
         return int(value)
     if hint in (str, bool) and isinstance(value, hint):
         return value
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    raise UserError(f"recipe field {where!r} must be {names[hint]}, got {value!r}")
+    raise UserError(f"recipe field {where!r} must be {names[hint]}, got {shown(value)}")

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from deeprnn.errors import UserError
+from deeprnn.training.recipe.fields import shown
 
 if TYPE_CHECKING:
     from deeprnn.training.recipe import Recipe
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 _BOUNDS: dict[str, tuple[float, float, str]] = {
     "data.chunk": (1, math.inf, "at least 1"),
     "data.lanes": (1, math.inf, "at least 1"),
-    "data.order_seed": (0, 2**63, "not negative"),
+    "data.order_seed": (0, math.inf, "not negative"),
+    "data.random_transpose": (0, 128, "from 0 to 127"),
     "data.minimum": (1, math.inf, "at least 1"),
     "evaluation.chunk": (1, math.inf, "at least 1"),
     "evaluation.width": (1, math.inf, "at least 1"),
@@ -62,17 +64,19 @@ def check(recipe: Recipe) -> None:
     betas = recipe.optimiser.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise UserError(f"optimiser.betas must be two numbers, at least 0 and below 1, got {list(betas)}")
-    if recipe.schedule.name == "cosine" and not recipe.stop.epochs:
-        raise UserError("schedule.name='cosine' needs stop.epochs: the rate reaches its floor there")
+    if recipe.schedule.name == "cosine" and not (recipe.stop.epochs or recipe.stop.minutes):
+        raise UserError(
+            "schedule.name='cosine' needs stop.epochs or stop.minutes: the rate reaches its floor there"
+        )
     _check_members(recipe)
 
 
 def _check_members(recipe: Recipe) -> None:
     seeds, rates = recipe.seeds, recipe.rates
-    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63:
-        raise UserError(f"seeds must be distinct, not negative and below 2^63, got {list(seeds)}")
+    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise UserError(f"seeds must be distinct and not negative, got {shown(list(seeds))}")
     if len({f"{rate:g}" for rate in rates}) != len(rates):  # a member's folder is named by its rate
-        raise UserError(f"rates must differ in their first six digits, got {list(rates)}")
+        raise UserError(f"rates must differ in their first six digits, got {shown(list(rates))}")
     several = len(seeds) * max(1, len(rates)) > 1
     if several and recipe.data.order == "own" and recipe.data.lanes > 1:
         # Lanes fill differently in another order, so that members' epochs would differ in length.

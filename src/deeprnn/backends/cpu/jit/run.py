@@ -1,242 +1,189 @@
-"""Runs the compiled programs of `cpu_jit.py`: packs the weights, shares the work among threads.
-
-Threads take members of a population, or rows of the batch; with few rows they may instead work in step on
-the columns of every layer, which wins on idle cores and loses on busy ones, so the two are timed against
-each other as training goes on. Sharing never changes a bit of the result.
-"""
+"""A pass of a cell by machine code: tensors bound to a plan, and the plan run."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections import defaultdict, deque
+import ctypes
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import pairwise
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from deeprnn.backends.cpu.jit import compile as cpu_jit
-from deeprnn.backends.cpu.jit import threads as cpu_threads
-from deeprnn.backends.cpu.jit.plan import Plan
+from deeprnn.backends.cpu.jit import executor, machine, threads
+from deeprnn.backends.cpu.jit.lowering import Pass, backward_pass, forward_pass
+from deeprnn.backends.cpu.jit.number import NUMBERS
+from deeprnn.backends.cpu.jit.plan import Planned, Sharing
+from deeprnn.backends.cpu.jit.sharing import share
+from deeprnn.backends.cpu.jit.tables import Call
+from deeprnn.backends.protocol import Gradients, Inputs
+from deeprnn.cells.description import CellDescription, from_text
 
-TALLEST = 8  # rows of a tile
-WORK_PER_THREAD = 2_000_000  # multiplications below which a second thread costs more than it brings
-ROWS_PER_THREAD = 6  # from here on rows alone reach the processor's peak
+POINTWISE_WORK = 16
+"""multiplications that take about as long as the pointwise code of one unit"""
+KEPT_WORKSPACE = 2**26
+"""bytes up to which a thread keeps its memory for packed weights: fresh memory costs more than packing"""
 
 
-def forward(
-    A: Tensor,
-    h0: Tensor,
-    W: Sequence[Tensor],
-    S: Sequence[Tensor],
-    reset: Tensor | None,
-    units: Sequence[str],
-    shortcuts: Sequence[bool],
-    h: Tensor,
-    z: Tensor,
-) -> None:
-    """Fill h ([P,] T, B, H) and z ([P,] T, B, ΣM - H)."""
-    Call(_plan(W, units, shortcuts, h, reset), False, (A, h0, h, z), W, S, reset, h).run()
+def forward(cell: CellDescription, inputs: Inputs, keep: bool) -> list[Tensor]:
+    """Every output of every step and, with `keep`, what the backward pass needs."""
+    program, A = _forward_program(cell.text, keep), inputs.A
+    assert A is not None
+    lead = A.shape[:-1]
+    results = [A.new_empty((*lead, width)) for width in program.results]
+    given = [A, *inputs.states, *inputs.vectors, *inputs.streams, inputs.reset, *results, *inputs.matrices]
+    program.run(given, inputs.members, *lead[-2:])
+    return results
 
 
 def backward(
-    dh: Tensor,
-    dz: Tensor | None,
-    h: Tensor,
-    z: Tensor,
-    W: Sequence[Tensor],
-    S: Sequence[Tensor],
-    reset: Tensor | None,
-    units: Sequence[str],
-    shortcuts: Sequence[bool],
-    dA: Tensor,
-    dh0: Tensor,
-) -> None:
-    """Fill dA ([P,] T, B, ΣM) and dh0 ([P,] B, H)."""
-    if h.shape[-3] == 0:
-        dh0.zero_()
-        return
-    plan = _plan(W, units, shortcuts, h, reset, dz is not None)
-    Call(plan, True, (dh, dz, h, z, dA, dh0), W, S, reset, h).run()
+    cell: CellDescription, gradients: Sequence[Tensor | None], stored: Sequence[Tensor], inputs: Inputs
+) -> Gradients:
+    """The gradients of pre-activations, as `delta`, and of the first states."""
+    program, like = _backward_program(cell.text), stored[0]
+    *lead, steps, batch, _ = like.shape
+    make = like.new_empty if program.fills_delta else like.new_zeros
+    delta = make((*lead, steps, batch, program.delta))
+    states = [x.new_empty(x.shape) if steps else x.new_zeros(x.shape) for x in inputs.states]
+    carry = [like.new_zeros((*lead, 2, batch, width)) for width in program.carry]
+    local = [like.new_empty((*lead, batch, width)) for width in program.local]
+    given = [delta, *inputs.states, *inputs.vectors, *inputs.streams, inputs.reset, *stored, *gradients]
+    program.run([*given, *states, *carry, *local, *inputs.matrices], inputs.members, steps, batch)
+    return Gradients(delta, states)
 
 
-def _plan(
-    W: Sequence[Tensor],
-    units: Sequence[str],
-    shortcuts: Sequence[bool],
-    h: Tensor,
-    reset: Tensor | None,
-    z_gradient: bool = True,
-) -> Plan:
-    _, _, vector_bytes, registers = cpu_jit.machine()
-    return Plan(
-        sizes=tuple(w.shape[-2] for w in W),
-        units=tuple(units),
-        shortcuts=tuple(shortcuts),
-        double=h.dtype == torch.float64,
-        heights=(1,),
-        parts=1,
-        reset=reset is not None,
-        z_gradient=z_gradient,
-        lanes=vector_bytes // h.element_size(),
-        registers=registers,
-    )
+@lru_cache(maxsize=1024)
+def _forward_program(text: str, keep: bool) -> Program:
+    return Program(forward_pass(from_text(text), keep))
 
 
-class Race:
-    """Which of several ways was fastest of late: each is tried twice, later again now and then."""
-
-    AGAIN = 48  # calls between two looks at a slower way
-
-    def __init__(self) -> None:
-        self.times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=3))
-        self.calls = 0
-
-    def pick(self, ways: Sequence[str]) -> str:
-        """The way to go this time."""
-        self.calls += 1
-        untried = [way for way in ways if len(self.times[way]) < 2]
-        if untried:
-            return untried[0]
-        best = min(ways, key=lambda way: min(self.times[way]))
-        others = [way for way in ways if way != best]
-        if others and self.calls % self.AGAIN == 0:
-            return others[self.calls // self.AGAIN % len(others)]
-        return best
+@lru_cache(maxsize=1024)
+def _backward_program(text: str) -> Program:
+    return Program(backward_pass(from_text(text)))
 
 
-_RACES: defaultdict[Any, Race] = defaultdict(Race)
+class Program:
+    """A pass, and plans for it, each made when it is first needed."""
 
+    def __init__(self, work: Pass):
+        self.work = work
+        self.plans: dict[Any, Planned] = {}
+        self.results = self._widths("output", "saved")
+        self.carry, self.local = self._widths("carry"), self._widths("local")
+        self.delta = sum(self._widths("delta"))
+        self.fills_delta = len(self._delta_columns()) == self.delta
+        self.streams = [i for i, x in enumerate(work.operands) if x.kind == "stream"]
+        self.marks = next(i for i, x in enumerate(work.operands) if x.kind == "marks")
+        self.row_bytes = 8 * max(x.width for x in work.operands)
+        self.multiplications = sum(
+            stage.size * (POINTWISE_WORK + sum(term.depth for terms in stage.sums for term in terms))
+            for stage in work.stages
+        )
 
-@dataclass
-class Call:
-    """One pass over all steps: the arguments, and how they are shared among threads."""
+    def _widths(self, *kinds: str) -> list[int]:
+        return [x.width for x in self.work.operands if x.kind in kinds]
 
-    plan: Plan
-    backward: bool
-    tensors: Sequence[Tensor | None]
-    W: Sequence[Tensor]
-    S: Sequence[Tensor]
-    reset: Tensor | None
-    h: Tensor
+    def _delta_columns(self) -> set[int]:
+        """The columns of delta that are written: one of A that no stage reads is not."""
+        return {
+            stage.views[write.slot].column + unit * write.step
+            for stage in self.work.stages
+            for _, writes in stage.pointwise.results
+            for write in writes
+            if stage.views[write.slot].operand.kind == "delta"
+            for unit in range(stage.size)
+        }
 
-    def __post_init__(self) -> None:
-        self.T, self.B = self.h.shape[-3:-1]
-        self.P = self.h.shape[0] if self.h.dim() == 4 else 1
-
-    def run(self) -> None:
-        """Choose the threads and the way they share, and go."""
-        if self.h.numel() == 0:
+    def run(self, tensors: Sequence[Tensor | None], members: int | None, steps: int, batch: int) -> None:
+        """Run all steps on tensors in the order of the pass's operands."""
+        population = 1 if members is None else members
+        if steps == 0 or batch == 0 or population == 0:
             return
-        work = self.P * self.T * self.B * sum(w.shape[-1] * w.shape[-2] for w in (*self.W, *self.S))
-        threads = min(torch.get_num_threads(), max(1, work // WORK_PER_THREAD))
-        if threads == 1 or not cpu_threads.borrow():
-            self._go("rows", 1)
-            return
-        try:
-            if self.P > 1 or ROWS_PER_THREAD * threads <= self.B:
-                self._go("rows", threads)
-                return
-            race = _RACES[self.plan, self.backward, self.B, threads]
-            way = race.pick(("columns", "rows"))
-            race.times[way].append(self._go(way, threads) / self.T)
-        finally:
-            cpu_threads.give_back()
+        dense = [x if x is None or x.is_contiguous() else _dense(x, members) for x in tensors]
+        zeros = _zeros(max(self.row_bytes, batch)).data_ptr()
+        addresses = [zeros if x is None else x.data_ptr() for x in dense]
+        distances = self._distances(dense) if members is not None else []
+        dtype = dense[0].dtype  # type: ignore[union-attr]
+        absent = tuple([i for i, x in enumerate(dense) if x is None])
+        timed = 3 if members is None else 4
+        timeless = tuple([i for i in self.streams if dense[i].dim() < timed])  # type: ignore[union-attr]
 
-    def _go(self, way: str, threads: int) -> float:
-        """Cut the work by members and rows, or by columns; the seconds it took."""
-        crews = 1 if way == "columns" or threads <= self.P else min(threads, self.B)
-        cut = prepare(self.plan, self.backward, self.B, crews, threads if way == "columns" else 1)
-        began = time.perf_counter()
-        weights = pack(cut, self.W, self.S, self.P)
-        scratch = torch.zeros(cut.plan.sizes[-1] + 16, dtype=torch.float64)  # a row of zeros and the counter
+        def run(sharing: Sharing) -> None:
+            key = (sharing, dtype, absent, timeless)
+            planned = self.plans.get(key) or self.plans.setdefault(key, self._planned(*key))
+            weights = _workspace(population * planned.weights_bytes)
+            call = planned.new_call()
+            call[Call.STEPS], call[Call.MEMBERS] = steps, population
+            bound = [*addresses, zeros, weights.data_ptr()]
+            if distances:
+                bound += [*distances, 0, planned.weights_bytes]
+            call[Call.size() : Call.size() + len(bound)] = bound
+            _execute(call, sharing.parts)
 
-        def piece(member: int, first: int, rows: int, part: int) -> Callable[[], None]:
-            pointers = [_address(x, member, self.P) for x in self.tensors]
-            own_marks = self.reset is not None and self.reset.dim() == 3
-            marks = _address(self.reset, member, self.P if own_marks else 1)
-            places = (marks, _address(weights, member, self.P), scratch.data_ptr(), scratch[-8:].data_ptr())
-            return partial(cut.function, *pointers, *places, self.T, self.B, first, *cut.tiles(rows), part)
+        work = population * steps * batch * self.multiplications
+        share((self, dtype), batch, population, work, 0 if self.work.backward else steps, run)
 
-        if way == "columns":
-            cpu_threads.together([piece(0, 0, self.B, part) for part in range(threads)])
-            return time.perf_counter() - began
-        edges = [crew * self.B // crews for crew in range(crews + 1)]
-        jobs = [
-            piece(member, first, stop - first, 0)
-            for member in range(self.P)
-            for first, stop in pairwise(edges)
+    def _planned(
+        self, sharing: Sharing, dtype: torch.dtype, absent: tuple[int, ...], timeless: tuple[int, ...]
+    ) -> Planned:
+        operands = self.work.operands
+        still = [operands[i] for i in absent], [operands[i] for i in timeless]
+        return Planned(self.work, NUMBERS[dtype], sharing, *map(frozenset, still))
+
+    def _distances(self, tensors: Sequence[Tensor | None]) -> list[int]:
+        """Bytes from member to member; reset marks may be shared."""
+        shared = tensors[self.marks] is None or tensors[self.marks].dim() == 2  # type: ignore[union-attr]
+        return [
+            0 if x is None or (i == self.marks and shared) else x.stride(0) * x.element_size()
+            for i, x in enumerate(tensors)
         ]
-        threads = min(threads, len(jobs))
-        cpu_threads.together([partial(_in_turn, jobs[i::threads]) for i in range(threads)])
-        return time.perf_counter() - began
 
 
-@dataclass(frozen=True)
-class Cut:
-    """What depends on shapes alone: the function, its tiles, and how each matrix is packed."""
-
-    plan: Plan
-    function: Any
-    blocks: int
-    packing: Any
-    copies: tuple[tuple[str, int, int, tuple[int, ...]], ...]  # matrix, layer, place, numbers for packing
-    size: int  # of the packed weights
-
-    def tiles(self, rows: int) -> tuple[int, int]:
-        """How many tall and how many short tiles make up these rows."""
-        if len(self.plan.heights) == 1:
-            return self.blocks, 0
-        tall = rows - self.blocks * self.plan.heights[1]
-        return tall, self.blocks - tall
+def _dense(x: Tensor, members: int | None) -> Tensor:
+    """Contiguous, but for members that share one tensor."""
+    if members and x.stride(0) == 0 and x[0].is_contiguous():
+        return x
+    return x.contiguous()
 
 
-@lru_cache(maxsize=512)
-def prepare(plan: Plan, backward: bool, B: int, crews: int, parts: int) -> Cut:
-    """Cut B rows for so many crews, or every layer's columns into parts, and compile for that."""
-    blocks = math.ceil(math.ceil(B / crews) / TALLEST)
-    short = max(1, B // crews // blocks)
-    heights = (short,) if B % (crews * blocks) == 0 else (short + 1, short)
-    plan = replace(plan, parts=parts, heights=heights)
-    products = plan.products(backward)
-    copies = []
-    for product in products:
-        panels, above = product.panels, 0
-        for kind, layer, depth in product.terms:
-            shape = (panels.columns, panels.count, panels.width, panels.wide, depth)
-            copies.append((kind, layer, product.offset, (*shape, above, product.depth - above - depth)))
-            above += depth
-    packing = cpu_jit.packing(plan.double, plan.lanes, not backward)
-    function = cpu_jit.compiled(plan, backward)
-    return Cut(plan, function, blocks, packing, tuple(copies), sum(product.size for product in products))
+def _execute(call: Any, parts: int) -> None:
+    run, region = _functions(machine.machine().vector_bytes)
+    if parts == 1:
+        run(ctypes.addressof(call), 0)
+    elif not threads.in_openmp_region(region, call, parts):
+        threads.in_own_threads(run, call, parts)
 
 
-def _in_turn(jobs: Sequence[Callable[[], None]]) -> None:
-    for job in jobs:
-        job()
+@lru_cache(maxsize=4)
+def _functions(vector_bytes: int) -> tuple[Callable[[int, int], None], int]:
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+    return kind(executor.run(vector_bytes)), executor.region(vector_bytes)
 
 
-def _address(tensor: Tensor | None, member: int, members: int) -> int:
-    if tensor is None:
-        return 0
-    skip = 0 if members == 1 else member * tensor.stride(0) * tensor.element_size()
-    return tensor.data_ptr() + skip
+class _Kept(threading.local):
+    """A thread's memory for packed weights."""
+
+    memory = torch.empty(0, dtype=torch.uint8)
 
 
-def pack(cut: Cut, W: Sequence[Tensor], S: Sequence[Tensor], P: int) -> Tensor:
-    """The weights of every member in the order the program reads them: product, panel, k, column."""
-    matrices: dict[tuple[str, int], Tensor] = {("W", l): w for l, w in enumerate(W)}
-    layers = [l for l, shortcut in enumerate(cut.plan.shortcuts) if shortcut]
-    matrices |= {("S", l): s for l, s in zip(layers, S, strict=True)}
-    packed = W[0].new_empty(P, cut.size)
-    for member in range(P):
-        start = _address(packed, member, P)
-        for kind, layer, offset, numbers in cut.copies:
-            matrix = matrices[kind, layer]
-            source, target = _address(matrix, member, P), start + offset * packed.element_size()
-            cut.packing(source, target, *numbers, matrix.shape[-1])
-    return packed
+_KEPT = _Kept()
+_NOTHING = torch.zeros(2**14, dtype=torch.uint8)
+
+
+def _workspace(size: int) -> Tensor:
+    """Memory of at least so many bytes, with anything in it."""
+    if _KEPT.memory.numel() >= size:
+        return _KEPT.memory
+    fresh = torch.empty(size, dtype=torch.uint8)
+    if size <= KEPT_WORKSPACE:
+        _KEPT.memory = fresh
+    return fresh
+
+
+def _zeros(size: int) -> Tensor:
+    """At least so many bytes of zeros, which nobody writes."""
+    global _NOTHING
+    if _NOTHING.numel() < size:
+        _NOTHING = torch.zeros(2 * size, dtype=torch.uint8)
+    return _NOTHING

@@ -1,11 +1,9 @@
-"""Threads that run machine code side by side: torch's own where they can be had, else a few of ours.
-
-`borrow` lends them to one call at a time: a second caller, or a process without a second core to use, is told so and
-runs its work alone. Code run here has let go of the interpreter.
+"""Threads that run machine code side by side: torch's own OpenMP threads where they can be had, else a few of ours.
 
 After a product torch's OpenMP threads spin for some milliseconds in case there is more to do, on the very cores that
-other threads would need. So the work goes to them, by the call that compilers emit for a parallel region. Ours, which
-wait in queues, serve without GNU's OpenMP and after a fork, which it does not survive.
+other threads would need. So the work goes to them, by the call that compilers emit for a parallel region
+(`GOMP_parallel`), in the library that comes with torch. Ours, which wait in queues, serve where torch has another
+OpenMP, and after a fork, which OpenMP's threads do not survive.
 """
 
 from __future__ import annotations
@@ -14,14 +12,16 @@ import ctypes
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-_LENT = threading.Lock()
-_TEAM: list[_Worker] = []
-_OWNER = _FIRST = os.getpid()
-_Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+from deeprnn.backends.cpu.jit.tables import Call
+
+_IN_USE = threading.Lock()
+_WORKERS: list[_Worker] = []
+_WORKERS_OF = _FIRST_PROCESS = os.getpid()
 
 
 class _Worker(threading.Thread):
@@ -30,115 +30,97 @@ class _Worker(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="deeprnn-cpu", daemon=True)
         self.jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.start()
 
     def run(self) -> None:
         while True:
-            job = self.jobs.get()
-            try:
-                job()
-            except BaseException as error:  # noqa: BLE001  (handed to the caller, who raises it)
-                self.done.put(error)
-            else:
-                self.done.put(None)
+            self.jobs.get()()
+            self.done.put(None)
 
 
-def borrow() -> bool:
-    """Take the team if nobody has it; `give_back` must follow."""
-    return _LENT.acquire(blocking=False)
+def acquire() -> bool:
+    """Take the threads if no other call has them; `release` must follow. Who does not get them computes alone."""
+    return _IN_USE.acquire(blocking=False)
 
 
-def give_back() -> None:
-    """Let the next caller have the team."""
-    _LENT.release()
+def release() -> None:
+    """Let the next caller have the threads."""
+    _IN_USE.release()
 
 
-def together(jobs: Sequence[Callable[[], None]]) -> None:
-    """Run jobs at the same time, the first one on this thread. The team must be borrowed."""
-    if len(jobs) == 1:
-        jobs[0]()
-    elif not _in_region(jobs):
-        _in_queues(jobs)
-
-
-def _in_region(jobs: Sequence[Callable[[], None]]) -> bool:
-    """By torch's threads, one job each; False where they cannot be had, and nothing has run."""
-    library = openmp() if os.getpid() == _FIRST else None
+def in_openmp_region(region: int, call: Any, parts: int) -> bool:
+    """Run machine code in as many of torch's threads; False where they cannot be had, and nothing has run."""
+    library = openmp() if os.getpid() == _FIRST_PROCESS else None
     if library is None:
         return False
-    errors: list[BaseException] = []
-    short: list[int] = []
-
-    def run(_: int | None) -> None:
-        if library.omp_get_num_threads() != len(jobs):  # jobs may wait for each other: all or none
-            short.append(1)
-            return
-        try:
-            jobs[library.omp_get_thread_num()]()
-        except BaseException as error:  # noqa: BLE001  (no exception may leave this function: raised below)
-            errors.append(error)
-
-    library.GOMP_parallel(_Region(run), None, len(jobs), 0)
-    if errors:
-        raise errors[0]
-    return not short
+    call[Call.THREADS_MISSING] = 0
+    call[Call.THREAD_COUNT], call[Call.THREAD_NUMBER] = _addresses(library)
+    library.GOMP_parallel(region, ctypes.addressof(call), parts, 0)
+    return not call[Call.THREADS_MISSING]
 
 
-def _in_queues(jobs: Sequence[Callable[[], None]]) -> None:
-    """By our threads."""
-    workers = _workers(len(jobs) - 1)
-    for worker, job in zip(workers, jobs[1:], strict=True):
-        worker.jobs.put(job)
-    try:
-        jobs[0]()
-    finally:
-        errors = [worker.done.get() for worker in workers]
-    for error in errors:
-        if error is not None:
-            raise error
+def in_own_threads(run: Callable[[int, int], None], call: Any, parts: int) -> None:
+    """Run the parts of a call in threads of ours, the first in this one; machine code lets go of the interpreter."""
+    address, workers = ctypes.addressof(call), _workers(parts - 1)
+    for part, worker in enumerate(workers, start=1):
+        worker.jobs.put(lambda part=part: run(address, part))
+    run(address, 0)
+    for worker in workers:
+        worker.done.get()
+
+
+def _workers(count: int) -> list[_Worker]:
+    global _WORKERS_OF
+    if os.getpid() != _WORKERS_OF:  # threads do not survive a fork
+        _WORKERS.clear()
+        _WORKERS_OF = os.getpid()
+    while len(_WORKERS) < count:
+        _WORKERS.append(_Worker())
+    return _WORKERS[:count]
 
 
 @lru_cache(maxsize=1)
 def openmp() -> ctypes.CDLL | None:
-    """The GNU OpenMP that torch has loaded, None where it has another or none."""
+    """The GNU OpenMP that torch uses, None where it has another or none."""
+    for path in _candidates():
+        try:  # RTLD_NOLOAD: what is not loaded yet has no threads of torch's
+            library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD)
+        except (OSError, AttributeError):
+            continue
+        if hasattr(library, "GOMP_parallel"):
+            library.GOMP_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+            library.GOMP_parallel.restype = None
+            return library
+    return None
+
+
+def _candidates() -> Iterator[Path | str]:
+    """Where torch's libgomp may lie: in its wheel, else wherever the system has it."""
     import torch
 
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    path = _own_copy(maps, Path(torch.__file__).parent)
-    if path is None:
-        return None
-    library = ctypes.CDLL(path)
-    library.GOMP_parallel.argtypes = (_Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    library.GOMP_parallel.restype = None
-    return library
+    package = Path(torch.__file__).parent
+    for folder in (package / "lib", package.parent / "torch.libs"):
+        yield from sorted(folder.glob("libgomp*.so*"))
+    yield "libgomp.so.1"
 
 
-def _own_copy(maps: str, torch: Path) -> str | None:
-    """The library in torch's wheel, else the only one that is loaded: each copy has threads of its own."""
-    paths = sorted({line.split(maxsplit=5)[-1] for line in maps.splitlines() if "libgomp" in line})
-    own = [path for path in paths if path.startswith((f"{torch}/", f"{torch}.libs/"))]
-    found = own or paths
-    return found[0] if len(found) == 1 else None
-
-
-def _workers(count: int) -> list[_Worker]:
-    global _OWNER
-    if os.getpid() != _OWNER:  # threads do not survive a fork
-        _TEAM.clear()
-        _OWNER = os.getpid()
-    while len(_TEAM) < count:
-        _TEAM.append(_Worker())
-    return _TEAM[:count]
+@lru_cache(maxsize=1)
+def _addresses(library: ctypes.CDLL) -> tuple[int, int]:
+    """Of the functions that tell how many threads there are, and which one it is that asks."""
+    count, number = (
+        ctypes.cast(f, ctypes.c_void_p).value
+        for f in (library.omp_get_num_threads, library.omp_get_thread_num)
+    )
+    assert count is not None
+    assert number is not None
+    return count, number
 
 
 def _after_fork() -> None:
-    """A child starts with the team free, whoever held it in the parent."""
-    global _LENT
-    _LENT = threading.Lock()
+    """A child starts with the threads free, whoever held them in the parent."""
+    global _IN_USE
+    _IN_USE = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

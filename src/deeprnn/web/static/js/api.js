@@ -31,8 +31,9 @@ export async function get(path, signal) {
   return (await ask(path, { cache: "no-cache", signal })).json();
 }
 
+/** The header tells the server that the page asks: no other site's can send it. */
 export async function post(path, body, signal) {
-  return (await ask(path, { method: "POST", body: JSON.stringify(body), signal })).json();
+  return (await ask(path, { method: "POST", body: JSON.stringify(body), headers: { "x-deeprnn": "page" }, signal })).json();
 }
 
 export async function file(path, body) {
@@ -61,12 +62,4 @@ export async function* lines(path, body, signal) {
     }
     if (done) return;
   }
-}
-
-/** Base64 bytes of square roots, as numbers between 0 and 1. */
-export function roots(text) {
-  const raw = atob(text);
-  const out = new Float32Array(raw.length);
-  for (let i = 0; i < raw.length; i++) out[i] = raw.charCodeAt(i) / 255;
-  return out;
 }

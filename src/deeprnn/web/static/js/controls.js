@@ -1,6 +1,6 @@
 // Labelled sliders, numbers and buttons, as the playgrounds need them.
 
-import { h } from "./dom.js";
+import { h } from "../parts/dom.js";
 
 export function slider(text, { min, max, step, value, show = (v) => v, id }) {
   const out = h("b", { text: show(value) });  // no <output>: the label would name it instead of the slider

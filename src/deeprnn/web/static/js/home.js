@@ -1,7 +1,7 @@
 // The overview: what is learning now, what can be played with, and everything beside the paper.
 
-import { fill, h, keepFocus, number, count } from "./dom.js";
-import { spark } from "./chart.js";
+import { fill, h, keepFocus, number, count } from "../parts/dom.js";
+import { spark } from "../parts/chart.js";
 import { paperTable } from "./results.js";
 
 export function homeView(store) {
@@ -13,7 +13,7 @@ export function homeView(store) {
       return;
     }
     if (!store.runs.length) {
-      fill(el, empty(store), table(store));
+      fill(el, empty(store));
       return;
     }
     const running = store.runs.filter((run) => run.status === "running");
@@ -53,8 +53,9 @@ function shelf(title, runs) {
         h("small", { class: "soft", text: run.status === "running" ? `epoch ${run.epochs}` : `${count(run.parameters)} params` }))))))); 
 }
 
+/** The paper's tables, where some run stands beside one of their numbers. */
 function table(store) {
-  if (!store.paper?.cells.length) return null;
+  if (!store.paper?.cells.length || !store.runs.some((run) => Number.isFinite(run.paper))) return null;
   return h("section", {}, h("h2", { text: "Beside the paper" }),
     h("p", { class: "soft", text: "For each cell the run with the best validation score, by its test result. Lower is better." }),
     paperTable(store));

@@ -1,7 +1,7 @@
 // The runs at the side: searched, filtered, grouped by data.
 
-import { h, keepFocus, number } from "./dom.js";
-import { spark } from "./chart.js";
+import { h, keepFocus, number } from "../parts/dom.js";
+import { spark } from "../parts/chart.js";
 
 const FILTERS = [["all", "All"], ["music", "Music"], ["text", "Text"], ["running", "Running"]];
 
@@ -12,11 +12,13 @@ const matches = (run, filter) =>
 export function runList(store) {
   let filter = "all";
   let chosen = [];
+  let wanted = null;  // a tag
   const search = h("input", { type: "search", placeholder: "Search runs", "aria-label": "Search runs", oninput: draw });
   const chips = h("div", { class: "chips", role: "group", "aria-label": "Show" }, FILTERS.map(([name, text]) =>
     h("button", { type: "button", class: "chip", "aria-pressed": String(name === filter), data: { filter: name }, text, onclick: () => pick(name) })));
+  const tags = h("div", { class: "chips", role: "group", "aria-label": "Tags", hidden: true });
   const body = h("div", { class: "run-list" });
-  const el = h("div", {}, h("div", { class: "side-head" }, search, chips), body);
+  const el = h("div", {}, h("div", { class: "side-head" }, search, chips, tags), body);
 
   function pick(name) {
     filter = name;
@@ -24,14 +26,25 @@ export function runList(store) {
     draw();
   }
 
+  function drawTags() {
+    const counts = new Map();
+    for (const run of store.runs) for (const tag of run.tags || []) counts.set(tag, (counts.get(tag) || 0) + 1);
+    if (!counts.has(wanted)) wanted = null;
+    const most = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 12).map(([tag]) => tag);
+    tags.hidden = !most.length;
+    tags.replaceChildren(...most.map((tag) => h("button", { type: "button", class: "chip tag", "aria-pressed": String(tag === wanted), text: tag,
+      onclick: () => { wanted = tag === wanted ? null : tag; draw(); } })));
+  }
+
   function draw() {
     if (!store.runs) {
       body.replaceChildren(h("p", { class: "hint", text: store.error || "Loading…" }));
       return;
     }
+    drawTags();
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = store.runs.filter((run) => matches(run, filter) &&
-      words.every((word) => `${run.name} ${run.label} ${run.data} ${run.status}`.toLowerCase().includes(word)));
+    const shown = store.runs.filter((run) => matches(run, filter) && (!wanted || run.tags?.includes(wanted)) &&
+      words.every((word) => `${run.name} ${run.label} ${run.data} ${run.status} ${(run.tags || []).join(" ")}`.toLowerCase().includes(word)));
     if (!shown.length) {
       const text = store.runs.length ? "No run matches." : "No runs yet.";
       body.replaceChildren(h("p", { class: "hint", text }));
@@ -53,7 +66,7 @@ export function runList(store) {
     const value = run.test ?? run.valid;
     return h("li", {}, h("a", { href: `#/run/${run.id}`, class: `run-row ${run.status}`, "aria-current": current ? "page" : null, title: run.error || run.name },
       h("span", { class: "dot", title: run.status, role: "img", "aria-label": run.status }),
-      h("span", { class: "who" }, h("b", { text: run.name }), h("small", { text: run.error || [run.label, run.status === "finished" ? null : run.status].filter(Boolean).join(" · ") })),
+      h("span", { class: "who" }, h("b", { text: run.name }), h("small", { text: run.error || [run.label, run.status === "finished" ? null : run.status, ...(run.tags || [])].filter(Boolean).join(" · ") })),
       spark(run.spark || []),
       h("span", { class: "value", title: run.test === null ? "validation" : "test", text: number(value) })));
   }

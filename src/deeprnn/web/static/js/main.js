@@ -1,7 +1,7 @@
 // The shell: addresses to views, the list of runs kept fresh.
 
 import { get } from "./api.js";
-import { h } from "./dom.js";
+import { h } from "../parts/dom.js";
 import { homeView } from "./home.js";
 import { runList } from "./list.js";
 import { runView } from "./run.js";
@@ -22,6 +22,7 @@ async function refresh() {
     store.text = text;
     store.runs = found.runs;
     store.folders = found.folders;
+    store.editable = found.editable;
     store.error = null;
     if (changed) store.listeners.forEach((tell) => tell());
   } catch (error) {
@@ -29,6 +30,8 @@ async function refresh() {
     store.listeners.forEach((tell) => tell());
   }
 }
+
+store.refresh = refresh;
 
 async function route() {
   const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean);

@@ -1,28 +1,41 @@
 // The playground of a music run, or of two: draw, drop, continue, play, take home.
 
-import { file, lines, post, roots, upload } from "./api.js";
+import { file, lines, post, upload } from "./api.js";
 import { button, seedField, slider, whole } from "./controls.js";
-import { h, save, toast, number } from "./dom.js";
-import { onGrid, PRIMERS } from "./primers.js";
-import { Roll } from "./roll.js";
-import { Player } from "./synth.js";
+import { h, save, toast, number } from "../parts/dom.js";
+import { cells, regrid, sameGrid } from "./grid.js";
+import { canListen, Keyboard } from "./keyboard.js";
+import { CHORDS, PRIMERS } from "./primers.js";
+import { Roll, roots } from "../parts/roll.js";
+import { Player } from "../parts/synth.js";
 
 export function musicBench(runs) {
   const two = runs.length > 1;
   const player = new Player();
   const voices = runs.map((run, i) => voice(run, i));
+  const alike = voices.every((v) => sameGrid(v.roll, voices[0].roll));
   let job = null;
   let mirroring = false;
 
   const temperature = slider("Temperature", { min: 0.2, max: 2, step: 0.05, value: 1, show: (v) => v.toFixed(2), id: "temperature" });
   const tempo = slider("Tempo", { min: 40, max: 240, step: 2, value: 100, show: (v) => `${v} bpm`, id: "tempo" });
-  const length = whole("Frames", { min: 1, max: 1024, value: Math.min(256, 48 * voices[0].roll.perBeat), id: "length" });
+  // Frames of two grids last differently: then beats are asked for.
+  const perUnit = (v) => (alike ? 1 : v.roll.perBeat);
+  const most = Math.floor(1024 / Math.max(...voices.map(perUnit)));
+  const length = whole(alike ? "Frames" : "Beats", { min: 1, max: most, value: alike ? Math.min(256, 48 * voices[0].roll.perBeat) : Math.min(48, most), id: "length" });
   const seed = seedField();
   const go = button(two ? "Continue both" : "Continue", proceed, { class: "button primary", id: "continue" });
   const expect = h("input", { type: "checkbox", checked: true, id: "expect", onchange: () => voices.forEach((v) => { v.roll.expect = expect.checked; v.roll.draw(); }) });
   const pick = h("input", { type: "file", accept: ".mid,.midi,audio/midi", class: "visually-hidden", id: "midi", onchange: () => { if (pick.files[0]) drop(pick.files[0]); pick.value = ""; } });
-  const starts = h("select", { id: "start", "aria-label": "Begin with", onchange: () => { begin(PRIMERS[Number(starts.value)][1]); starts.value = ""; } },
-    h("option", { value: "", text: "Begin with…" }), PRIMERS.map(([name], i) => h("option", { value: String(i), text: name })));
+  const own = runs.flatMap((run, i) => (run.openings || []).map((o) => ({ ...o, i })));
+  const option = (value, text) => h("option", { value, text });
+  const starts = h("select", { id: "start", "aria-label": "Begin with", onchange: () => { beginWith(starts.value); starts.value = ""; } },
+    h("option", { value: "", text: "Begin with…" }),
+    runs.map((run, i) => (run.openings?.length ? h("optgroup", { label: two ? `From the data of ${"AB"[i]}, not trained on` : "From its data, not trained on" },
+      own.map((o, n) => (o.i === i ? option(`own ${n}`, o.name) : null)).filter(Boolean)) : null)),
+    h("optgroup", { label: "Anything" }, PRIMERS.map(([name], i) => option(`any ${i}`, name))));
+  const keyboard = new Keyboard(played);
+  const listen = canListen() ? button("MIDI keyboard", hark, { id: "keyboard", "aria-pressed": "false", title: "Play a beginning on a MIDI keyboard" }) : null;
   const status = h("p", { class: "bench-status soft", role: "status" });
 
   function voice(run, i) {
@@ -36,12 +49,16 @@ export function musicBench(runs) {
     return { run, roll, play, mean, ask: null };
   }
 
-  /** A note of the primer belongs to both. */
+  /** A note of the primer belongs to both, on whatever grids they are. */
   function edited(i, t, k, on) {
     stopPlaying();
-    if (two && !mirroring) {
+    const { roll } = voices[i];
+    if (two && !mirroring && t <= roll.primer) {
       mirroring = true;
-      voices.forEach((v, j) => { if (j !== i && v.roll.has({ t, k }) !== on && t <= voices[i].roll.primer) v.roll.put({ t, k }, on); });
+      for (const v of voices) {
+        if (v.roll === roll) continue;
+        for (const cell of cells({ t, k }, roll, v.roll)) if (v.roll.has(cell) !== on) v.roll.put(cell, on);
+      }
       mirroring = false;
     }
     foresee(voices[i]);
@@ -66,24 +83,61 @@ export function musicBench(runs) {
     }, 120);
   }
 
-  function begin(chords) { put(onGrid(chords, voices[0].roll)); }
-
-  function put(frames) {
-    stop();
-    for (const v of voices) {
-      v.roll.sampled = false;
-      v.roll.set(frames);
-      v.roll.scroller.scrollLeft = 0;
-      foresee(v);
-    }
+  function beginWith(name) {
+    const [kind, n] = name.split(" ");
+    if (kind === "any") put(PRIMERS[n][1], CHORDS);
+    else put(own[n].frames, voices[own[n].i].roll);
   }
 
+  /** Show a beginning that lies on some grid, on each one's own. */
+  function put(frames, grid) {
+    stop();
+    for (const v of voices) show(v, regrid(frames, grid, v.roll));
+  }
+
+  function show(v, frames) {
+    v.roll.sampled = false;
+    v.roll.set(frames);
+    v.roll.scroller.scrollLeft = 0;
+    foresee(v);
+  }
+
+  /** A file is read on each one's own grid: nothing is rounded twice. */
   async function drop(blob) {
     try {
-      const found = await upload(`/api/runs/${voices[0].run.id}/primer`, blob);
-      put(found.frames);
-      status.textContent = `${blob.name || "MIDI"}: ${found.frames.length} frames${found.cut ? ", cut to fit" : ""}`;
+      const found = await Promise.all((alike ? voices.slice(0, 1) : voices).map((v) => upload(`/api/runs/${v.run.id}/primer`, blob)));
+      stop();
+      voices.forEach((v, i) => show(v, (found[i] || found[0]).frames));
+      status.textContent = `${blob.name || "MIDI"}: ${found[0].frames.length} frames${found.some((f) => f.cut) ? ", cut to fit" : ""}`;
     } catch (error) { toast(error.message); }
+  }
+
+  async function hark() {
+    if (keyboard.access) { quiet(); return; }
+    try {
+      await keyboard.listen((inputs) => { status.textContent = inputs ? "listening: play a beginning" : "no MIDI keyboard is there: plug one in"; });
+      listen.setAttribute("aria-pressed", "true");
+    } catch { toast("The browser may not use MIDI keyboards here: allow it in the site's settings."); }
+  }
+
+  function quiet() {
+    keyboard.close();
+    listen?.setAttribute("aria-pressed", "false");
+    status.textContent = "";
+  }
+
+  /** A chord from the keyboard goes on with the beginning, for as long as it was held at this tempo. */
+  function played(pitches, seconds) {
+    stopPlaying();
+    for (const v of voices) {
+      const { roll } = v;
+      const keys = pitches.map((p) => p - roll.low).filter((k) => k >= 0 && k < roll.keys);
+      const count = Math.min(Math.max(1, Math.round((seconds * tempo.value * roll.perBeat) / 60)), 8 * roll.perBeat);
+      roll.sampled = false;
+      roll.set([...roll.lists().slice(0, roll.primer), ...Array.from({ length: keys.length ? count : 0 }, () => keys)]);
+      roll.show(roll.frames.length, 0.9);
+      foresee(v);
+    }
   }
 
   async function proceed() {
@@ -115,7 +169,7 @@ export function musicBench(runs) {
     if (!roll.sampled) roll.primer = roll.frames.length;
     roll.sampled = true;
     let made = 0;
-    const request = { frames: roll.lists(), length: length.value, temperature: temperature.value, seed: seed.value };
+    const request = { frames: roll.lists(), length: length.value * perUnit(v), temperature: temperature.value, seed: seed.value };
     for await (const item of lines(`/api/runs/${run.id}/continue`, request, signal)) {
       if (item.frames) {
         roll.append(item.frames, roots(item.heat));
@@ -182,12 +236,12 @@ export function musicBench(runs) {
     ondragleave: () => el.classList.remove("dropping"),
     ondrop: (event) => { event.preventDefault(); el.classList.remove("dropping"); if (event.dataTransfer.files[0]) drop(event.dataTransfer.files[0]); } },
     h("div", { class: "bench-bar" }, go,
-      button("Start over", undo, { title: "Remove what was sampled" }), button("Clear", () => put([])),
-      starts, h("label", { class: "button file", for: "midi", text: "Open MIDI…" }), pick),
+      button("Start over", undo, { title: "Remove what was sampled" }), button("Clear", () => put([], CHORDS)),
+      starts, h("label", { class: "button file", for: "midi", text: "Open MIDI…" }), pick, listen),
     stage,
     h("div", { class: "bench-bar knobs" }, temperature.el, tempo.el, length.el, seed.el,
       h("label", { class: "field check" }, expect, h("span", { text: "Show what it expected" })), status));
 
-  begin(PRIMERS[1][1]);
-  return { el, dispose() { stop(); voices.forEach((v) => { v.ask?.abort(); clearTimeout(v.wait); v.roll.dispose(); }); } };
+  beginWith(own.length ? "own 0" : "any 1");
+  return { el, dispose() { stop(); keyboard.close(); voices.forEach((v) => { v.ask?.abort(); clearTimeout(v.wait); v.roll.dispose(); }); } };
 }

@@ -1,4 +1,4 @@
-// A few beginnings to start from; a chord a beat, in MIDI numbers.
+// A few beginnings for any music run, beside those of its own data; a chord a beat, in MIDI numbers.
 
 export const PRIMERS = [
   ["C major", [[48, 60, 64, 67]]],
@@ -8,10 +8,5 @@ export const PRIMERS = [
   ["Scale", [[60], [62], [64], [65], [67], [69], [71], [72]]],
 ];
 
-/** On a run's grid: each beat as many frames as it has. */
-export function onGrid(chords, roll) {
-  return chords.flatMap((chord) => {
-    const keys = chord.map((midi) => midi - roll.low).filter((key) => key >= 0 && key < roll.keys);
-    return Array.from({ length: roll.perBeat }, () => keys);
-  });
-}
+/** The grid that the chords above lie on. */
+export const CHORDS = { perBeat: 1, low: 0, keys: 128 };

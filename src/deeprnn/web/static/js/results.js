@@ -1,6 +1,6 @@
 // A number beside the paper's: on one line, and in one table.
 
-import { h, s, number, UNITS } from "./dom.js";
+import { h, s, number, UNITS } from "../parts/dom.js";
 
 export const lower = (run) => run.test ?? run.valid;
 
@@ -17,10 +17,11 @@ export function difference(value, paper) {
 
 /** The paper's models and one or two runs on an axis; lower is better, to the left. */
 export function resultLine(store, runs) {
-  const cells = paperCells(store, runs[0].data);
-  const own = runs.map((run, i) => ({ value: lower(run), name: runs.length > 1 ? "AB"[i] : "this run", run: true, i }));
+  const cells = paperCells(store, runs[0].data).filter((cell) => cell.metric === runs[0].metric);
+  const early = (run) => (run.test === null ? ", validation" : "");
+  const own = runs.map((run, i) => ({ value: lower(run), name: (runs.length > 1 ? "AB"[i] : "this run") + early(run), run: true, i }));
   const marks = [...cells.map((cell) => ({ value: cell.value, name: cell.label })), ...own].filter((m) => Number.isFinite(m.value));
-  if (!cells.length || marks.length < 2) return null;
+  if (!cells.length || !marks.some((m) => m.run)) return null;
   const printed = cells.map((cell) => cell.value);
   const span = Math.max(...printed) - Math.min(...printed) || 1;
   // A run far off stands at the edge with an arrow: the paper's numbers stay apart.
@@ -40,7 +41,7 @@ export function resultLine(store, runs) {
   for (const { mark, row } of rows(marks.filter((m) => m.run), X, 96, 2)) {
     const x = X(mark.value);
     svg.append(s("circle", { cx: x, cy: 50, r: 7, class: `mine m${mark.i}` }),
-      s("text", { x: Math.min(Math.max(x, 44), width - 44), y: row ? 14 : 34, "text-anchor": "middle", class: `mine-text m${mark.i}`, text: `${mark.value < low ? "← " : ""}${mark.name} ${number(mark.value)}${mark.value > high ? " →" : ""}` }));
+      s("text", { x: Math.min(Math.max(x, 64), width - 64), y: row ? 14 : 34, "text-anchor": "middle", class: `mine-text m${mark.i}`, text: `${mark.value < low ? "← " : ""}${mark.name} ${number(mark.value)}${mark.value > high ? " →" : ""}` }));
   }
   return h("figure", { class: "beside" },
     h("figcaption", {}, "Beside the paper ", h("span", { class: "soft", text: `· ${UNITS[runs[0].metric] || runs[0].metric} on the test set, left is better` })), svg);

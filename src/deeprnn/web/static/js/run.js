@@ -1,8 +1,9 @@
 // One run: its number, its playground, its curves, its picture.
 
 import { get } from "./api.js";
-import { h, number, count, ago, UNITS } from "./dom.js";
+import { h, number, count, ago, UNITS } from "../parts/dom.js";
 import { learning } from "./curves.js";
+import { manage } from "./manage.js";
 import { difference, resultLine } from "./results.js";
 import { musicBench } from "./music.js";
 import { textBench } from "./text.js";
@@ -19,8 +20,12 @@ export async function runView(store, id) {
     drawHead();
     if (ready) bench.el.replaceWith(h("p", { class: "hint" }, "The first parameters are there: ", h("a", { href: `#/run/${id}`, text: "open the playground", onclick: () => location.reload() })));
   });
-  const el = h("article", {}, h("a", { class: "back", href: "#/", text: "← Runs" }), head, bench.el, curves.el, model(run), details(run));
-  return { el, title: run.name, dispose() { bench.dispose?.(); curves.dispose(); } };
+  const el = h("article", {}, h("a", { class: "back", href: "#/", text: "← Runs" }), head, bench.el, curves.el, model(run), settings(run), details(run));
+  const tell = () => {  // tags change without the run
+    const { tags } = store.find(id) || {};
+    if (tags && String(tags) !== String(run.tags)) { run = { ...run, tags }; drawHead(); }
+  };
+  return { el, title: run.name, tell, dispose() { bench.dispose?.(); curves.dispose(); } };
 }
 
 export function playground(runs) {
@@ -46,15 +51,17 @@ function heading(store, run) {
   const value = run.test ?? run.valid;
   const gap = run.test === null ? null : difference(run.test, run.paper);
   return [
-    h("div", { class: "title-row" }, h("h1", { text: run.name }), compareWith(store, run)),
+    h("div", { class: "title-row" }, h("h1", { text: run.name }), manage(store, run), compareWith(store, run)),
     chips(run),
+    run.tags?.length ? h("p", { class: "tags" }, run.tags.map((text) => h("span", { class: "tag", text }))) : "",
+    run.error ? h("p", { class: "caution", role: "note", text: run.error }) : "",
     h("div", { class: "scores" },
       h("div", { class: "score" },
         h("b", { text: number(value) }),
         h("span", { text: `${UNITS[run.metric] || run.metric}, ${run.test === null ? "validation so far" : "test"}` }),
         gap ? h("span", { class: gap.better ? "better" : "worse", text: `${gap.text} to the paper’s ${number(run.paper)}` })
           : Number.isFinite(run.paper) ? h("span", { class: "soft", text: `paper ${number(run.paper)}` }) : null,
-        h("span", { class: "soft", text: run.best_epoch ? `best of ${run.epochs} epochs: ${run.best_epoch}` : `${run.epochs} epochs` })),
+        h("span", { class: "soft", text: run.best_epoch && run.epochs > 1 ? `best of ${run.epochs} epochs: ${run.best_epoch}` : `${run.epochs} epoch${run.epochs === 1 ? "" : "s"}` })),
       resultLine(store, [run])),
   ];
 }
@@ -73,7 +80,7 @@ export function compareWith(store, run, other = null) {
 }
 
 function model(run) {
-  if (!run.drawn) return null;
+  if (!run.drawn) return "";
   return h("section", { class: "panel" }, h("div", { class: "panel-head" }, h("h2", { text: "Model" })),
     h("div", { class: "model" }, drawing(run),
       h("div", { class: "equations" }, run.equations.map((text) => h("p", { text })),
@@ -83,6 +90,16 @@ function model(run) {
 
 export function drawing(run) {
   return h("div", { class: "drawing" }, h("img", { src: `/api/runs/${run.id}/drawing.svg`, alt: `${run.label}, unfolded over two steps: ${run.equations.join("; ")}`, loading: "lazy" }));
+}
+
+/** What decided the run: its recipe, section by section. */
+function settings(run) {
+  const sections = Object.entries(run.recipe || {}).filter(([, values]) => Object.keys(values).length);
+  if (!sections.length) return "";
+  return h("details", { class: "panel", open: true }, h("summary", {}, h("h2", { text: "Settings" }), h("small", { class: "soft", text: " recipe.toml" })),
+    h("div", { class: "settings" }, sections.map(([name, values]) => h("section", {},
+      h("h3", { text: name || "run" }),
+      h("dl", {}, Object.entries(values).flatMap(([k, v]) => [h("dt", { text: k.replaceAll("_", " ") }), h("dd", { text: v === "" ? "–" : v })]))))));
 }
 
 const SPLITS = ["train", "valid", "test"];

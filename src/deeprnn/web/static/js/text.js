@@ -2,17 +2,19 @@
 
 import { lines, post } from "./api.js";
 import { button, seedField, slider, whole } from "./controls.js";
-import { h, number, toast } from "./dom.js";
+import { h, number, toast } from "../parts/dom.js";
 import { Tokens } from "./tokens.js";
-
-const STARTS = { char: "the company said ", word: "the company said it" };
 
 export function textBench(runs) {
   const two = runs.length > 1;
   const kind = runs[0].kind;
   let job = null;
   const input = h("textarea", { rows: 3, id: "beginning", spellcheck: "false", placeholder: "Type a beginning, or paste any text" });
-  input.value = STARTS[kind] || "";
+  const own = runs[0].openings || [];
+  input.value = own[0]?.text || "";
+  const starts = own.length ? h("select", { id: "start", "aria-label": "Begin with", onchange: () => { if (starts.value) input.value = own[Number(starts.value)].text; starts.value = ""; } },
+    h("option", { value: "", text: "Begin with…" }),
+    h("optgroup", { label: "From its data, not trained on" }, own.map((o, i) => h("option", { value: String(i), text: o.name })))) : null;
   const temperature = slider("Temperature", { min: 0.1, max: 2, step: 0.05, value: 0.8, show: (v) => v.toFixed(2), id: "temperature" });
   const length = whole(kind === "char" ? "Characters" : "Words", { min: 1, max: 2000, value: kind === "char" ? 300 : 80, id: "length" });
   const seed = seedField();
@@ -81,7 +83,8 @@ export function textBench(runs) {
   input.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); proceed(); } });
 
   const el = h("section", { class: "panel bench", "aria-label": "Playground" },
-    h("label", { class: "field wide" }, h("span", { text: "Beginning" }), input),
+    h("div", { class: "field-head" }, h("label", { for: "beginning", text: "Beginning" }), starts),
+    h("div", { class: "field wide" }, input),
     h("div", { class: "bench-bar lined" }, go, look, temperature.el, length.el, seed.el),
     h("div", { class: two ? "pair" : "" }, voices.map((v, i) => h("div", { class: "voice" },
       two ? h("div", { class: "voice-head" }, h("span", { class: `letter m${i}`, text: "AB"[i] }), h("b", { text: v.run.label || v.run.name }), v.mean) : null,

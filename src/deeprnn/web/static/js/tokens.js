@@ -1,6 +1,6 @@
 // Text as symbols, each with its surprise for a colour and the model's alternatives behind it.
 
-import { h } from "./dom.js";
+import { h } from "../parts/dom.js";
 
 const SHOWN = { " ": "␣", "\n": "↵", "<eos>": "↵", "\t": "⇥" };
 const percent = (p) => (p >= 0.0995 ? `${Math.round(100 * p)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "<0.1 %");

@@ -1,0 +1,121 @@
+"""Many rows times a matrix on Hopper's tensor cores, as accurate as fp32: the input's product and its gradient.
+
+Short rows (the input's product) are cut into parts before, by a kernel of their own (short_rows.cu); long ones (its
+gradient) while they are loaded (long_rows.cu).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda.device import device_of
+from deeprnn.backends.cuda.driver import Kernel, stream_of
+from deeprnn.backends.cuda.gemm.outer_products import multiply_macro
+
+ROWS, ROWS_SHORT, DEPTH, STAGES = 128, 64, 64, 3  # as in long_rows.cu and short_rows.cu
+SHORT = 128  # numbers a row, up to which it is cut before
+WIDEST_SHORT, LESS_WIDE, WIDEST = 200, 160, 136  # columns of a tile
+
+
+class _Short(ctypes.Structure):
+    _fields_ = (
+        *((n, ctypes.c_void_p) for n in ("x", "matrix", "bias", "out")),
+        *((n, ctypes.c_void_p) for n in ("x_parts", "parts", "x_factors", "factors")),
+        *((n, ctypes.c_int64) for n in ("rows", "columns", "blocks", "tiles")),
+        *((n, ctypes.c_int64) for n in ("matrix_member", "matrix_row", "matrix_column", "bias_member")),
+    )
+
+
+class _Long(ctypes.Structure):
+    _fields_ = (
+        *((n, ctypes.c_void_p) for n in ("x", "matrix", "bias", "out", "parts", "shifts")),
+        *((n, ctypes.c_int64) for n in ("rows", "columns", "tiles")),
+        *((n, ctypes.c_int64) for n in ("matrix_member", "matrix_row", "matrix_column", "bias_member")),
+    )
+
+
+def tile_width(columns: int, widest: int) -> int:
+    """Columns of a tile: as many tiles as must be, as even as can be, in eights."""
+    tiles = -(-columns // widest)
+    return -(-columns // (8 * tiles)) * 8
+
+
+def short_width(columns: int, blocks: int, members: int, processors: int) -> int:
+    """Of two tile widths, the one that gives the busiest warpgroup less to write."""
+
+    def busiest(width: int) -> int:
+        tiles = -(-columns // width) * members
+        teams, waves = max(1, processors // tiles), -(-tiles // processors)
+        return waves * -(-blocks // (2 * teams)) * width
+
+    return min((tile_width(columns, widest) for widest in (WIDEST_SHORT, LESS_WIDE)), key=busiest)
+
+
+def shared(width: int, inner: int) -> int:
+    """Bytes of shared memory of a block."""
+    if inner <= SHORT:
+        matrix = -(-inner // DEPTH) * width * DEPTH * 4
+        return 2 * STAGES * (ROWS_SHORT * DEPTH * 4 + 16) + matrix + width * 8 + 16 + 1024
+    return STAGES * ((ROWS + width) * DEPTH * 4 + ROWS * 8 + 16) + 16 + width * 8 + 1024
+
+
+def macros(width: int, inner: int) -> dict[str, str]:
+    """What the kernels must be told."""
+    return {"TN": str(width), "INNER": str(inner), "MULTIPLY(d, a, b, add)": multiply_macro(width)}
+
+
+@lru_cache(maxsize=64)
+def kernels(width: int, inner: int, device: int) -> tuple[Kernel, Kernel]:
+    """What splits, and what multiplies."""
+    short = inner <= SHORT
+    code = nvrtc.cubin("gemm/short_rows.cu" if short else "gemm/long_rows.cu", macros(width, inner), "sm_90a")
+    name = "split" if short else "split_matrix"
+    return Kernel(code, name, device), Kernel(code, "rows_times", device, shared(width, inner))
+
+
+def allocate(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
+    """Memory for so many bytes each, and where each begins: one allocation instead of several."""
+    ends = list(accumulate(-(-size // 512) * 512 for size in sizes))
+    memory = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+    start = memory.data_ptr()
+    return memory, [start, *(start + end for end in ends[:-1])]
+
+
+def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x ([P,] rows, K), matrix ([P,] N, K) and bias ([P,] N) by any strides -> ([P,] rows, N)."""
+    *lead, count, inner = x.shape
+    *_, columns, _ = matrix.shape
+    members, device, short = lead[0] if lead else 1, x.device, inner <= SHORT
+    blocks, processors = -(-count // (ROWS_SHORT if short else ROWS)), device_of(device.index).processors
+    width = short_width(columns, blocks, members, processors) if short else tile_width(columns, WIDEST)
+    tiles, slices = -(-columns // width), -(-inner // DEPTH)
+    out = x.new_empty((*lead, count, columns))
+    job = _Short() if short else _Long()
+    job.x, job.matrix, job.out = x.data_ptr(), matrix.data_ptr(), out.data_ptr()
+    job.rows, job.columns, job.tiles = count, columns, tiles
+    *member, job.matrix_row, job.matrix_column = matrix.stride()
+    job.matrix_member = member[0] if member else 0
+    if bias is not None:
+        bias = bias if bias.stride(-1) == 1 else bias.contiguous()  # one number may stand for all of them
+        job.bias, job.bias_member = bias.data_ptr(), bias.stride(0) if lead else 0
+    sizes = [members * tiles * slices * 2 * width * DEPTH * 2, members * tiles * width * 4]
+    split, times = kernels(width, inner, device.index)
+    teams, grid = max(1, processors // (tiles * members)), -(-tiles * width // 8)
+    stream = stream_of(device)
+    if isinstance(job, _Short):
+        sizes += [members * blocks * slices * 2 * ROWS_SHORT * DEPTH * 2, members * blocks * ROWS_SHORT * 4]
+        _memory, (job.parts, job.factors, job.x_parts, job.x_factors) = allocate(device, *sizes)
+        job.blocks = blocks
+        split.launch(grid + blocks * ROWS_SHORT // 32, 256, [job], device, members, stream)
+        times.launch(tiles * min(teams, -(-blocks // 2)), 384, [job], device, members, stream)
+    else:
+        _memory, (job.parts, job.shifts) = allocate(device, *sizes)
+        split.launch(grid, 256, [job], device, members, stream)
+        times.launch(tiles * min(teams, blocks), 512, [job], device, members, stream)
+    return out

@@ -1,0 +1,131 @@
+"""All gradients of a cell's weights on Hopper's tensor cores, as accurate as fp32: sums over the rows of delta at once.
+
+Σ δᵀ v for every product of the loop and, where the input's product is taken in one with the loop, Σ δᵀ x and Σ δ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from deeprnn.backends.cuda.device import hopper
+from deeprnn.backends.cuda.gemm.outer_products import (
+    MOST_MATRICES,
+    MOST_OUTS,
+    MOST_TILES,
+    Left,
+    OuterProducts,
+    SumBlock,
+)
+from deeprnn.backends.gradients import shared_products
+from deeprnn.backends.protocol import Inputs
+from deeprnn.cells.adjoint import Adjoint
+from deeprnn.cells.description import Vector
+
+FEWEST_ROWS = 768  # below, the launches cost more than the arithmetic saved
+FEWEST_COLUMNS = 64  # of a stage
+
+
+def serves(own: Adjoint, delta: Tensor, members: int) -> bool:
+    """Whether the sums over these rows should be taken this way: large, fp32, on Hopper."""
+    rows = delta.shape[-3] * delta.shape[-2]
+    if delta.dtype != torch.float32 or rows * members < FEWEST_ROWS or rows < 128 or not hopper(delta.device):
+        return False
+    return fits(own, rows)
+
+
+def fits(own: Adjoint, rows: int) -> bool:
+    """Whether the kernel's tables hold the cell's tiles and sums, and it can count the rows."""
+    cell, products = own.cell, shared_products(own)
+    if min(stage.size for stage in cell.stages) < FEWEST_COLUMNS or own.width % 4 or rows >= 2**31 - 2**16:
+        return False
+    vectors = {p.vector for p in products}
+    tiles = sum(-(-p.width // 64) * (-(-cell.size_of(p.vector) // 128) + 1) for p in products)
+    return len(vectors) + 3 <= MOST_MATRICES and len(products) + 2 <= MOST_OUTS and tiles <= MOST_TILES // 2
+
+
+@lru_cache(maxsize=256)
+def _layout(
+    own: Adjoint, entering: int, with_bias: bool
+) -> tuple[tuple[Vector, ...], tuple[SumBlock, ...], int]:
+    """The vectors of the left side, the sums wanted, and how many of those are the loop's products."""
+    cell = own.cell
+    vectors = tuple(dict.fromkeys(p.vector for p in shared_products(own)))
+    # States first: they are wanted for many columns. Then the input and ones, for all of A's.
+    vectors = tuple(sorted(vectors, key=lambda v: v.kind != "state"))
+    starts, at = {}, 0
+    blocks, entered = [], []
+    for vector in vectors:
+        if vector.kind != "state" and not entered and (entering or with_bias):
+            at = _entered(entered, at, entering, with_bias, cell.entry_width)
+        starts[vector] = at
+        at += cell.size_of(vector)
+    if not entered and (entering or with_bias):
+        _entered(entered, at, entering, with_bias, cell.entry_width)
+    for p in shared_products(own):
+        start = starts[p.vector]
+        blocks.append(SumBlock(start, start + cell.size_of(p.vector), p.start, p.start + p.width))
+    return vectors, (*blocks, *entered), len(blocks)
+
+
+def _entered(blocks: list[SumBlock], at: int, entering: int, with_bias: bool, width: int) -> int:
+    """The sums for the input's weights and biases, whose columns begin at `at`; where those end."""
+    for own in (entering, int(with_bias)):
+        if own:
+            blocks.append(SumBlock(at, at + own, 0, width))
+            at += own
+    return at
+
+
+class WeightSums:
+    """In two steps: `start` needs no gradient and may run beside the loop that computes delta."""
+
+    def __init__(
+        self,
+        own: Adjoint,
+        stored: Sequence[Tensor],
+        inputs: Inputs,
+        x: Tensor | None = None,
+        with_bias: bool = False,
+        free_processors: int = 0,
+        onto: WeightSums | None = None,
+    ) -> None:
+        """`free_processors`, `onto`: see `OuterProducts`."""
+        self.with_bias = with_bias
+        vectors, blocks, self.loop_sums = _layout(own, 0 if x is None else x.shape[-1], with_bias)
+        states = [self._left(own, v, stored, inputs) for v in vectors if v.kind == "state"]
+        entered = [] if x is None else [Left(aligned(x))]
+        entered += [Left(None)] if with_bias else []
+        others = [self._left(own, v, stored, inputs) for v in vectors if v.kind != "state"]
+        marks = None if inputs.reset is None else inputs.reset.contiguous()
+        earlier = None if onto is None else onto.sums
+        left = [*states, *entered, *others]
+        self.sums = OuterProducts(left, own.width, marks, blocks, free_processors, earlier)
+
+    @staticmethod
+    def _left(own: Adjoint, vector: Vector, stored: Sequence[Tensor], inputs: Inputs) -> Left:
+        cell = own.cell
+        if vector.kind == "output":
+            return Left(aligned(stored[cell.outputs.index((vector.stage, vector.index))]))
+        output = stored[cell.outputs.index(cell.new_states[vector.index])]
+        return Left(aligned(output), aligned(inputs.states[vector.index]))
+
+    def start(self, stream: int | None = None) -> None:
+        """Split states, layers and inputs into parts, perhaps on another stream than the current one."""
+        self.sums.split_left(stream)
+
+    def finish(self, delta: Tensor, stream: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
+        """The sums of the loop's products, as in `shared_products`; those for the input and the biases."""
+        sums = self.sums.finish(aligned(delta), stream)
+        if self.with_bias:
+            sums[-1] = sums[-1].squeeze(-1)
+        return sums[: self.loop_sums], sums[self.loop_sums :]
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Contiguous, and where four numbers are read at once: a state may be a part of something longer."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()

@@ -1,0 +1,37 @@
+"""Which persistent kernel serves a schedule, and in which shape: the cheapest by the kernels' cost models."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import chain
+
+from deeprnn.backends.cuda.device import Device
+from deeprnn.backends.cuda.recurrence.cluster_plans import ClusterPlan, cluster_plans
+from deeprnn.backends.cuda.recurrence.plans import KernelPlan
+from deeprnn.backends.cuda.recurrence.schedule import Schedule
+from deeprnn.backends.cuda.recurrence.tensor_core_plans import tensor_core_plans
+from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_plan
+
+TENSOR_CORES = True  # whether their kernel may be chosen
+
+
+@lru_cache(maxsize=4096)
+def make_plan(schedule: Schedule, batch: int, members: int, bf16: bool, device: Device) -> KernelPlan | None:
+    """The cheapest shape that fits, None where no persistent kernel can hold the weights.
+
+    For FFMA weights in bf16 have to be unpacked at every use, which takes twice the time: where they fit in fp32,
+    they are rounded beforehand and kept so.
+    """
+    batch, members, clusters = max(batch, 1), max(members, 1), device.capability[0] >= 9
+    many: tuple[KernelPlan, ...] = ()
+    if clusters and TENSOR_CORES and batch > 1:
+        many = tuple(tensor_core_plans(schedule, batch, members, bf16, device))
+    for packed in (False, True) if bf16 else (False,):
+        few = cluster_plans(schedule, batch, members, packed, device) if clusters else ()
+        best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
+        if best is None or (isinstance(best, ClusterPlan) and batch * members > 1):  # perhaps in many waves
+            whole = whole_card_plan(schedule, batch, members, packed, device)
+            best = min(filter(None, (best, whole)), key=lambda plan: plan.cost, default=None)
+        if best is not None:
+            return best
+    return None

@@ -1,0 +1,314 @@
+"""The persistent kernels' forward and backward pass of a cell: tensors in, tensors out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deeprnn.backends import plain
+from deeprnn.backends.cuda.device import device_of
+from deeprnn.backends.cuda.epilogue import Options
+from deeprnn.backends.cuda.recurrence.launch import (
+    Arguments,
+    Prepared,
+    launch,
+    prepare,
+    prepare_plan,
+    sent_states,
+)
+from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan, ScanShape, scanned_stages
+from deeprnn.backends.cuda.recurrence.plans import KernelPlan
+from deeprnn.backends.cuda.recurrence.schedule import lower, slope_of_sent
+from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
+from deeprnn.backends.protocol import Case, Gradients, Inputs
+from deeprnn.cells.adjoint import adjoint, chain_rule
+from deeprnn.cells.description import CellDescription, Output
+from deeprnn.cells.expressions import Expression, constant, fold, leaf, leaves_of
+from deeprnn.cells.functions import FUNCTIONS
+
+
+def forward(
+    case: Case, inputs: Inputs, keep: bool, plan: KernelPlan | None = None, scan: MaxAbsScan | None = None
+) -> list[Tensor]:
+    """Every output of every step, and with `keep` what the backward pass needs. `scan`: started before."""
+    assert inputs.A is not None
+    cell, lead = case.cell, inputs.A.shape[:-1]
+    stored = [inputs.A.new_empty((*lead, n)) for n in plain.stored_sizes(cell, keep)]
+    if stored[0].numel() == 0:
+        return stored
+    inputs = dense(inputs)
+    ready = prepared(case, inputs, stored[0], Options(inputs.reset is not None, keep), False, plan)
+    vectors: list[Tensor | None] = [None] * len(ready.schedule.stages)
+    for stage, vector in sent_vectors(cell, inputs, False).items():
+        vectors[stage] = vector
+    arguments = Arguments(rounded(inputs, case, ready), stored, vectors)
+    if ready.plan.keeps_locals_in_memory:
+        arguments.locals = [
+            stored[0].new_empty(*lead[:-2], lead[-1], n) if i is None else inputs.states[i].clone()
+            for i, n in zip(ready.code.initial, ready.code.slots, strict=True)
+        ]
+    if scan is None:
+        scan = forward_scan(ready, arguments.inputs, stored[0])
+        scan = None if scan is None else scan.start()
+    arguments.scanned = (0, 0) if scan is None else scan.addresses
+    launch(ready, arguments)
+    return inlined_outputs(cell, stored, inputs)
+
+
+def backward(
+    case: Case,
+    gradients: Sequence[Tensor | None],
+    stored: Sequence[Tensor],
+    inputs: Inputs,
+    plan: KernelPlan | None = None,
+) -> Gradients:
+    """The gradients of pre-activations and first states."""
+    like = stored[0]
+    delta = like.new_empty(*like.shape[:-1], adjoint(case.cell).width)
+    if delta.numel() == 0:
+        return Gradients(delta, [torch.zeros_like(x) for x in inputs.states])
+    gradients, first = moved_to_states(case.cell, gradients, stored, inputs)
+    chunk = BackwardLaunch.of(case, gradients, stored, inputs, delta, plan=plan)
+    if chunk.scan is not None:
+        chunk.scan.start()
+    chunk.launch()
+    return Gradients(delta, with_first(chunk.state_gradients(), first))
+
+
+@dataclass
+class BackwardLaunch:
+    """A backward pass through a sequence, or a chunk of one; all memory is taken when it is made."""
+
+    case: Case
+    ready: Prepared
+    arguments: Arguments
+    scan: MaxAbsScan | None
+
+    @classmethod
+    def of(
+        cls,
+        case: Case,
+        gradients: Sequence[Tensor | None],
+        stored: Sequence[Tensor],
+        inputs: Inputs,
+        delta: Tensor,
+        after: Tensor | None = None,
+        first: bool = True,
+        plan: KernelPlan | None = None,
+    ) -> BackwardLaunch:
+        """`after`: delta of the step that follows the chunk; `first`: no steps come before it."""
+        cell, like = case.cell, stored[0]
+        inputs, stored = dense(inputs), [x.contiguous() for x in stored]
+        given = [None if g is None else g.contiguous() for g in gradients]
+        options = Options(inputs.reset is not None, gradients=tuple(g is not None for g in given))
+        ready = prepared(case, inputs, like, options, True, plan)
+        if (after is not None or not first) and not isinstance(ready.plan, TensorCorePlan):
+            raise ValueError("only the tensor-core kernel goes through a chunk of a sequence")
+        lead = (*like.shape[:-3], like.shape[-2])
+        sums: list[Tensor | None] = [None] * len(ready.schedule.stages)
+        for stage, state in sent_states(cell, True).items():
+            sums[stage] = like.new_empty(*lead, cell.states[state]) if first else None
+        arguments = Arguments(rounded(inputs, case, ready), stored, (), given, delta, sums, after=after)
+        if ready.plan.keeps_locals_in_memory:
+            arguments.locals = [like.new_zeros(*lead, n) for n in ready.code.slots]
+        else:
+            arguments.initial_locals = [like.new_empty(*lead, n) for n in ready.code.slots]
+        scan = _backward_scan(ready, arguments.inputs, given, like)
+        return cls(case, ready, arguments, scan)
+
+    def launch(self) -> None:
+        """On the current stream; a scan must have been started."""
+        self.arguments.scanned = (0, 0) if self.scan is None else self.scan.addresses
+        launch(self.ready, self.arguments)
+
+    def state_gradients(self) -> list[Tensor]:
+        """Of the states before the first step."""
+        cell, finals = self.case.cell, self.ready.code.finals
+        sums = {s: x for s, x in enumerate(self.arguments.initial_sums) if x is not None}
+        carried = [None if slot is None else self._carried(slot) for slot in finals]
+        return [state_gradient(cell, self.arguments.inputs, i, sums, c) for i, c in enumerate(carried)]
+
+    def _carried(self, slot: int) -> Tensor:
+        in_memory = self.ready.plan.keeps_locals_in_memory
+        carried = (self.arguments.locals if in_memory else self.arguments.initial_locals)[slot]
+        assert carried is not None
+        reset = self.arguments.inputs.reset
+        if in_memory and reset is not None:
+            return carried.masked_fill(reset.select(-2, 0).unsqueeze(-1), 0)
+        return carried
+
+
+def prepared(
+    case: Case, inputs: Inputs, like: Tensor, options: Options, backward: bool, plan: KernelPlan | None = None
+) -> Prepared:
+    """The kernel of a case, or of a plan that is given; `like` is ([P,] T, B, any)."""
+    device = like.device.index or 0
+    if plan is not None:
+        return prepare_plan(plan, case.cell, backward, options, device)
+    members = inputs.members or 1
+    return prepare(case.cell, like.shape[-2], members, case.precision == "bf16", backward, options, device)
+
+
+def forward_scan(ready: Prepared, inputs: Inputs, like: Tensor) -> MaxAbsScan | None:
+    """Prepare, but do not start, the scan for the largest magnitudes that `forward` needs."""
+    if not isinstance(ready.plan, TensorCorePlan) or ready.plan.ranges is None:
+        return None
+    stages = scanned_stages(ready.plan, ready.schedule, ())
+    return _scan(ready, inputs, [inputs.A if s else None for s in stages], stages, like)
+
+
+def _backward_scan(
+    ready: Prepared, inputs: Inputs, given: Sequence[Tensor | None], like: Tensor
+) -> MaxAbsScan | None:
+    if not isinstance(ready.plan, TensorCorePlan) or ready.plan.ranges is None:
+        return None
+    stages = scanned_stages(ready.plan, ready.schedule, [g is not None for g in given])
+    outputs = {o.stage: g for o, g in zip(ready.schedule.cell.outputs, given, strict=True)}
+    return _scan(ready, inputs, [outputs[stage.stage] for stage in ready.schedule.stages], stages, like)
+
+
+def _scan(
+    ready: Prepared, inputs: Inputs, rows: Sequence[Tensor | None], stages: tuple[bool, ...], like: Tensor
+) -> MaxAbsScan:
+    members, steps, batch = like.shape[:-1] if like.dim() == 4 else (1, *like.shape[:-1])
+    stride = inputs.A.stride(0) if inputs.A is not None and inputs.A.dim() == 4 else 0
+    shape = ScanShape(members, steps, batch, stride, stages)
+    arch = ready.plan.arch(device_of(like.device.index or 0))
+    return MaxAbsScan(ready.schedule, shape, inputs, rows, arch, like.device)
+
+
+def dense(inputs: Inputs) -> Inputs:
+    """Each member's rows contiguous; members made by expand stay so."""
+    return inputs._replace(
+        A=None if inputs.A is None else _dense(inputs.A, 3),
+        states=[_dense(x, 2) for x in inputs.states],
+        vectors=[_dense(x, 1) for x in inputs.vectors],
+        streams=[_dense(x, x.dim() - (inputs.members is not None)) for x in inputs.streams],
+        reset=None if inputs.reset is None else inputs.reset.contiguous(),
+    )
+
+
+def _dense(x: Tensor, own: int) -> Tensor:
+    return x if x.dim() > own and x[0].is_contiguous() else x.contiguous()
+
+
+def rounded(inputs: Inputs, case: Case, ready: Prepared) -> Inputs:
+    """Where bf16 products are asked for and the kernel holds fp32 weights, those are rounded beforehand."""
+    if case.precision != "bf16" or ready.plan.bf16:
+        return inputs
+    return inputs._replace(matrices=[m.bfloat16().float() for m in inputs.matrices])
+
+
+def _value(formula: Expression, state: Tensor, inputs: Inputs, streams: Sequence[Tensor]) -> Tensor:
+    """A function of one state, of streams and vectors, by torch."""
+
+    def leaf_value(node: Expression) -> Any:
+        if node.op == "constant":
+            return node.value
+        if node.op == "state":
+            return state
+        (k,) = node.value  # type: ignore[misc]
+        return streams[k] if node.op == "stream" else inputs.vectors[k].unsqueeze(-2)
+
+    return fold([formula], leaf_value, lambda name, args: FUNCTIONS[name].torch(*args))[0]
+
+
+def sent_vectors(
+    cell: CellDescription, inputs: Inputs, backward: bool, strict: bool = True
+) -> dict[int, Tensor]:
+    """What of the states travels before the first step, by the stage that sends it."""
+    found = {}
+    for stage, state in sent_states(cell, backward, strict).items():
+        formula, own = lower(cell).sent_as[state], inputs.states[state]
+        found[stage] = _dense(own if formula == leaf("state", state) else _first(formula, inputs, state), 2)
+    return found
+
+
+def state_gradient(
+    cell: CellDescription,
+    inputs: Inputs,
+    i: int,
+    sums: Mapping[int, Tensor],
+    carried: Tensor | None,
+    strict: bool = True,
+) -> Tensor:
+    """Of state i before the first step: from what comes back by products and what its units carried."""
+    stages = {state: stage for stage, state in sent_states(cell, True, strict).items()}
+    total = sums[stages[i]] if i in stages else None
+    slope = slope_of_sent(cell)[i]
+    if total is not None and slope != constant(1.0):
+        total = total * _first(slope, inputs, i)
+    if carried is not None:
+        total = carried if total is None else total + carried
+    return torch.zeros_like(inputs.states[i]) if total is None else total
+
+
+def inlined_outputs(cell: CellDescription, stored: list[Tensor], inputs: Inputs) -> list[Tensor]:
+    """What was stored, with the outputs of stages without pre-activations, which kernels leave out."""
+    for s in lower(cell).inlined:
+        for k in range(len(cell.stages[s].outputs)):
+            stored[cell.outputs.index(Output(s, k))] = _inlined(cell, stored, inputs, s, k)
+    return stored
+
+
+def moved_to_states(
+    cell: CellDescription, gradients: Sequence[Tensor | None], stored: Sequence[Tensor], inputs: Inputs
+) -> tuple[list[Tensor | None], dict[int, Tensor]]:
+    """Gradients of outputs that kernels leave out, as gradients of the states they are functions of.
+
+    Those of states at step t belong to outputs of step t - 1; those of the first states are given apart.
+    """
+    moved, first = list(gradients), {}
+    for s in lower(cell).inlined:
+        for k, formula in enumerate(cell.stages[s].outputs):
+            place = cell.outputs.index(Output(s, k))
+            gradient, moved[place] = moved[place], None
+            if gradient is None:
+                continue
+            (node,) = leaves_of([formula], "state")
+            (i,) = node.value  # type: ignore[misc]
+            own = gradient * _of_all_steps(
+                chain_rule((formula,), [constant(1.0)])[node], cell, stored, inputs, i
+            )
+            if inputs.reset is not None:
+                own = own.masked_fill(inputs.reset.unsqueeze(-1), 0)
+            steps = own.shape[-3]
+            first[i] = first.get(i, 0) + own.select(-3, 0)
+            later = torch.cat([own.narrow(-3, 1, steps - 1), torch.zeros_like(own.narrow(-3, 0, 1))], -3)
+            target = cell.outputs.index(cell.new_states[i])
+            before = moved[target]
+            moved[target] = later if before is None else before + later
+    return moved, first
+
+
+def with_first(states: list[Tensor], first: Mapping[int, Tensor]) -> list[Tensor]:
+    """The gradients of the first states with what `moved_to_states` gave apart."""
+    return [x + first[i] if i in first else x for i, x in enumerate(states)]
+
+
+def _first(formula: Expression, inputs: Inputs, state: int) -> Tensor:
+    """A function of a state at the first step."""
+    streams = [plain.at(x, 0, inputs.members) for x in inputs.streams]
+    return _value(formula, inputs.states[state], inputs, streams)
+
+
+def _inlined(cell: CellDescription, stored: Sequence[Tensor], inputs: Inputs, s: int, k: int) -> Tensor:
+    """The output of a stage without pre-activations, for all steps."""
+    formula = cell.stages[s].outputs[k]
+    (node,) = leaves_of([formula], "state")
+    (state,) = node.value  # type: ignore[misc]
+    return _of_all_steps(formula, cell, stored, inputs, state)
+
+
+def _of_all_steps(
+    formula: Expression, cell: CellDescription, stored: Sequence[Tensor], inputs: Inputs, state: int
+) -> Tensor:
+    """A function of a state as each step saw it."""
+    timed = 3 if inputs.members is None else 4
+    streams = [x if x.dim() == timed else x.unsqueeze(-3) for x in inputs.streams]
+    vectors = inputs._replace(vectors=[x.unsqueeze(-2) for x in inputs.vectors])
+    return _value(formula, plain.previous(cell, stored, inputs, state), vectors, streams)

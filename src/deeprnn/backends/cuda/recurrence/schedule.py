@@ -1,0 +1,229 @@
+"""A cell as the kernels run it, in one direction: stages in order, the vectors between them, the matrices they meet.
+
+Forward, a stage adds up its pre-activations, applies the stage's pointwise code and sends the output that a product
+needs. Backward, the stages run in reverse: a stage adds up what comes back to its output, applies the derived code and
+sends the gradients of its pre-activations. Either way a stage has `gates` sums a unit and sends `sent` numbers a unit;
+what it sends is a *vector*, which every block of a kernel receives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from deeprnn.cells.adjoint import chain_rule
+from deeprnn.cells.description import CellDescription, Output, Rows, Vector
+from deeprnn.cells.expressions import Expression, constant, leaf, leaves_of, replace
+
+
+class Piece(NamedTuple):
+    """Part of a matrix parameter: rows, and its first column."""
+
+    matrix: int
+    rows: Rows
+    column: int
+
+
+class Matrix(NamedTuple):
+    """All weights between one vector and the sums of one stage."""
+
+    stage: int
+    source: int
+    """stage whose vector it multiplies"""
+    delayed: bool
+    """whether that is the vector of the step before"""
+    pieces: tuple[Piece | None, ...]
+    """forward one for each sum of the stage, backward one for each number a unit of the vector; None: zeros"""
+
+
+class KernelStage(NamedTuple):
+    """One stage."""
+
+    stage: int
+    """of the cell"""
+    size: int
+    gates: int
+    sent: int
+
+
+class NotScheduled(Exception):
+    """A cell that the persistent kernels cannot run; the message says why."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One direction of a cell."""
+
+    cell: CellDescription
+    backward: bool
+    stages: tuple[KernelStage, ...]
+    matrices: tuple[Matrix, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Units of each stage."""
+        return tuple(stage.size for stage in self.stages)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Numbers in the vector of each stage."""
+        return tuple(stage.size * stage.sent for stage in self.stages)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Sums of each stage."""
+        return tuple(stage.size * stage.gates for stage in self.stages)
+
+    def is_critical(self, matrix: Matrix) -> bool:
+        """Whether it multiplies the vector that its stage waits for: that of the stage before it."""
+        return matrix.source == (matrix.stage - 1) % len(self.stages) and matrix.delayed == (
+            matrix.stage == 0
+        )
+
+    @cached_property
+    def critical(self) -> tuple[bool, ...]:
+        """`is_critical` of each matrix."""
+        return tuple(map(self.is_critical, self.matrices))
+
+
+class Lowered(NamedTuple):
+    """A cell without stages that have no pre-activation: those are computed where their inputs are.
+
+    `sent_as[i]` is what of state i travels: a function of the state (and of streams and vectors) that products
+    multiply in its place.
+    """
+
+    cell: CellDescription
+    inlined: tuple[int, ...]
+    """stages of the cell that were taken out"""
+    sent_as: tuple[Expression, ...]
+
+
+@lru_cache(maxsize=512)
+def lower(cell: CellDescription) -> Lowered:
+    """Take out stages without pre-activations: dropout masks on the state, for one."""
+    inlined = tuple(s for s, stage in enumerate(cell.stages) if not stage.preactivations)
+    formulas = {leaf("output", s, k): e for s in inlined for k, e in enumerate(cell.stages[s].outputs)}
+    for formula in formulas.values():
+        if len(leaves_of([formula], "state")) != 1 or leaves_of([formula], "output", "vector"):
+            raise NotScheduled("a stage without pre-activation is no function of one state and of streams")
+    sent: dict[int, Expression] = {}
+    for _, _, product in cell.products:
+        v = product.vector
+        if v.kind == "state":
+            formula, state = leaf("state", v.index), v.index
+        elif v.stage in inlined:
+            formula = formulas[v.leaf]
+            (node,) = leaves_of([formula], "state")
+            (state,) = node.value  # type: ignore[misc]
+            if not _vanishes(formula, node):
+                raise NotScheduled("what travels of a state that was reset is not zero")
+        else:
+            continue
+        if sent.setdefault(state, formula) != formula:
+            raise NotScheduled(f"products multiply two different functions of state {state}")
+    return Lowered(cell, inlined, tuple(sent.get(i, leaf("state", i)) for i in range(len(cell.states))))
+
+
+def _vanishes(formula: Expression, state: Expression) -> bool:
+    """Whether it is zero where the state is: a product with it."""
+    if formula == state:
+        return True
+    return formula.op == "multiply" and any(_vanishes(a, state) for a in formula.args)
+
+
+@lru_cache(maxsize=1024)
+def schedule(cell: CellDescription, backward: bool, strict: bool = True) -> Schedule:
+    """The stages of one direction, or `NotScheduled`. `strict`: every stage takes a product and gives one."""
+    low = lower(cell)
+    kept = [s for s in range(len(cell.stages)) if s not in low.inlined]
+    read = {node.value[0] for s in kept for node in leaves_of(cell.stages[s].outputs, "output")}  # type: ignore[index]
+    if read & set(low.inlined):
+        raise NotScheduled("pointwise code reads a stage that has no pre-activation")
+    travelling = [_travelling(cell, low, s) for s in kept]
+    order = list(reversed(kept)) if backward else kept
+    stages = []
+    for s in order:
+        stage = cell.stages[s]
+        summed = [i for i, a in enumerate(stage.preactivations) if a.products]
+        sends = travelling[kept.index(s)] is not None
+        gates, sent = (int(sends), len(summed)) if backward else (len(summed), int(sends))
+        stages.append(KernelStage(s, stage.size, gates, sent))
+    if strict and any(stage.sent == 0 or stage.gates == 0 for stage in stages):
+        raise NotScheduled("a stage of the cell takes no product or gives none")
+    _check_order(cell, kept)
+    matrices = _backward_matrices(cell, low, order) if backward else _forward_matrices(cell, low, order)
+    return Schedule(cell, backward, tuple(stages), tuple(matrices))
+
+
+def _check_order(cell: CellDescription, kept: list[int]) -> None:
+    """A state's old value must not be read after its new one is there: a unit has one place for it."""
+    for s in kept:
+        for node in leaves_of(cell.stages[s].outputs, "state"):
+            (i,) = node.value  # type: ignore[misc]
+            if s > cell.new_states[i].stage:
+                raise NotScheduled(
+                    f"stage {s} reads state {i} after stage {cell.new_states[i].stage} replaced it"
+                )
+
+
+def _travelling(cell: CellDescription, low: Lowered, s: int) -> int | None:
+    """The output of a stage that some product multiplies."""
+    found = {o.index for o in (_origin(cell, low, p.vector) for _, _, p in cell.products) if o.stage == s}
+    if len(found) > 1:
+        raise NotScheduled(f"products multiply {len(found)} outputs of stage {s}: one can travel")
+    return next(iter(found), None)
+
+
+def _origin(cell: CellDescription, low: Lowered, v: Vector) -> Output:
+    """The output, of this step or the one before, that a product's vector is made from."""
+    if v.kind == "state":
+        return cell.new_states[v.index]
+    if v.stage in low.inlined:
+        (node,) = leaves_of([cell.stages[v.stage].outputs[v.index]], "state")
+        return cell.new_states[node.value[0]]  # type: ignore[index]
+    return Output(v.stage, v.index)
+
+
+def _delayed(low: Lowered, v: Vector) -> bool:
+    return v.kind == "state" or v.stage in low.inlined
+
+
+def _forward_matrices(cell: CellDescription, low: Lowered, order: list[int]) -> list[Matrix]:
+    found: dict[tuple[int, int, bool], list[Piece | None]] = {}
+    for s, i, product in cell.products:
+        summed = [k for k, a in enumerate(cell.stages[s].preactivations) if a.products]
+        source = order.index(_origin(cell, low, product.vector).stage)
+        key = order.index(s), source, _delayed(low, product.vector)
+        pieces = found.setdefault(key, [None] * len(summed))
+        if pieces[summed.index(i)] is not None:
+            raise NotScheduled(f"a pre-activation of stage {s} multiplies one vector by two matrices")
+        pieces[summed.index(i)] = Piece(product.matrix, product.rows, product.column)
+    return [Matrix(*key, tuple(pieces)) for key, pieces in sorted(found.items())]
+
+
+def _backward_matrices(cell: CellDescription, low: Lowered, order: list[int]) -> list[Matrix]:
+    found: dict[tuple[int, int, bool], list[Piece | None]] = {}
+    for s, i, product in cell.products:
+        summed = [k for k, a in enumerate(cell.stages[s].preactivations) if a.products]
+        stage = order.index(_origin(cell, low, product.vector).stage)
+        key = stage, order.index(s), _delayed(low, product.vector)
+        pieces = found.setdefault(key, [None] * len(summed))
+        pieces[summed.index(i)] = Piece(product.matrix, product.rows, product.column)
+    return [Matrix(*key, tuple(pieces)) for key, pieces in sorted(found.items())]
+
+
+@lru_cache(maxsize=512)
+def slope_of_sent(cell: CellDescription) -> tuple[Expression, ...]:
+    """For each state the slope of what of it travels; leaves `state (i,)` stand for its new value."""
+    found = []
+    for i, formula in enumerate(lower(cell).sent_as):
+        gradients = chain_rule((formula,), [constant(1.0)])
+        found.append(gradients.get(leaf("state", i), constant(1.0)))
+    return tuple(found)
+
+
+def with_outputs(formula: Expression, cell: CellDescription, state: int) -> Expression:
+    """A function of a state's new value, by the output that it is."""
+    return replace(formula, {leaf("state", state): leaf("output", *cell.new_states[state])})

@@ -1,0 +1,93 @@
+// tensor_core.cu: who does what and where everything lies, from the macros alone. Comes after cell.cuh and parts.cuh.
+#pragma once
+CONST int kept(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }   // inner rounds held in registers
+
+// Two formats of the numbers that are multiplied. HALVES: two fp16 parts, scaled by powers of two; for stages whose ranges
+// are known. Else TF32: fp32 numbers, cut into two tf32 parts as they are multiplied.
+CONST bool bounded(int s) { constexpr int list[] = {BOUNDED}; return !BACKWARD && list[s] != 0; }   // outputs within ±1
+CONST bool all_bounded() { for (int s = 0; s < DEPTH; s++) if (!bounded(s)) return false; return true; }
+constexpr bool SCALED = HALVES && !all_bounded();   // whether vectors need scales that change
+constexpr bool MIXED = MATRICES > DEPTH;            // whether a stage multiplies vectors of different scales
+constexpr int SCALERS = SCALED ? 4 : 0;             // warps that compute them, each for some streams
+constexpr int WARPS = MGROUPS * KGROUPS, THREADS = 32 * (WARPS + FINISHERS + SCALERS);
+// Registers are lent between warpgroups (of four warps) where a block has more than two.
+constexpr bool LEND = THREADS > 256 && WARPS % 4 == 0;
+constexpr int EACH = 65536 / THREADS / 8 * 8, SCALER_REGS = 32;
+constexpr int OTHERS = FINISHER_REGS * (FINISHERS / 4) + SCALER_REGS * (SCALERS / 4);
+constexpr int MOST_REGS = (EACH * (THREADS / 128) - OTHERS) / up(WARPS, 4) / 8 * 8, MULTIPLIER_REGS = MOST_REGS < 248 ? MOST_REGS : 248;
+static_assert(FINISHERS % 4 == 0, "a whole warpgroup");
+constexpr int PARTS = HALVES && BF16 ? 1 : 2;                      // words of a weight: of an fp16 pair, or of two fp32 numbers
+constexpr int ENTRY = 16;                                          // bytes of a lane in a tile of a vector
+constexpr int TAIL = ROWS - 8 * (NTILES - 1);                      // batch rows of the last tile
+CONST int tiles(int s) { return up(size(s), 16); }                 // of units; a vector has as many for each number a unit
+CONST int vector_tiles(int s) { return tiles(s) * sent(s); }
+CONST int widest_vector() { int n = 0; for (int s = 0; s < DEPTH; s++) n = size(s) > n ? size(s) : n; return n; }
+constexpr int SCAN_PIECES = PIECES * up(widest_vector(), 8);   // of a matrix that max_abs_scan.cu goes through
+CONST int most(int s) { return up(tiles(s), CLUSTER); }            // unit tiles of a block
+CONST int mine(int s) { return up(most(s), MGROUPS); }             // unit tiles of a warp
+CONST int rows(int s) { return mine(s) * gates(s); }               // tiles of sums of a warp
+CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = rows(s) > n ? rows(s) : n; return n; }
+CONST int most_gates() { int n = 0; for (int s = 0; s < DEPTH; s++) n = gates(s) > n ? gates(s) : n; return n; }
+constexpr int KINDS = NTILES > 2 || most_gates() > 1 ? 1 : 3;      // sums kept apart, so that few tiles still overlap
+CONST int work(int s) { return most(s) * NTILES; }                 // tiles that a block finishes in a task
+CONST int most_work() { int n = 0; for (int s = 0; s < DEPTH; s++) n = work(s) > n ? work(s) : n; return n; }
+// One stream, stores by every lane: tiles of the last round are finished by several warps, each for some blocks.
+constexpr bool SHARED_OUT = STREAMS == 1 && !THROUGH_L2 && SLOTS == 0;
+// Finishers that a task has, the same ones every GAP tasks. A barrier tells its phases apart by parity, so who waits for
+// a stream's sums must know that those before them came; tasks are multiplied in order: GAP is at most STREAMS.
+constexpr int AT_ONCE = SHARED_OUT || most_work() > FINISHERS ? FINISHERS : most_work();
+constexpr int GAP = FINISHERS / AT_ONCE < STREAMS ? FINISHERS / AT_ONCE : STREAMS;
+CONST int per_warp(int s) { return up(work(s), AT_ONCE); }         // tiles that a finisher has, at most
+CONST int full(int s) { return SHARED_OUT ? work(s) / FINISHERS : per_warp(s); }
+CONST int rest(int s) { return SHARED_OUT ? work(s) % FINISHERS : 0; }
+CONST int share(int s, int j) { return j < full(s) ? 1 : FINISHERS / rest(s); }
+CONST int rounds(int j) { return up(vector_tiles(source_of(j)), KGROUPS); }
+// A vector that is read again after the stage that waits for it may still be read when its successor arrives: it needs two
+// copies.
+CONST int copies(int s) {
+  for (int j = 0; j < MATRICES; j++)
+    if (source_of(j) == s && !is_critical(j)) return 2;
+  return DEPTH == 1 ? 2 : 1;
+}
+CONST int vector_bytes(int s) { return vector_tiles(s) * NTILES * 32 * ENTRY; }
+// Tables after the barriers: of each stage the weights' scale, of each matrix how much larger than its source a sum can
+// become; of each vector and batch row what undoes its source's scale and its own scale (of up to four steps), and its
+// largest number (of two); and what the multiplying warps saw of the vector that a stream is at.
+constexpr int COLUMNS = NTILES * 8, EACH_TABLE = HALVES ? STREAMS * DEPTH * COLUMNS * 4 : 0;
+constexpr int FACTORS = up((16 * DEPTH + 8) * STREAMS, 128) * 128, SCALES = FACTORS + (HALVES ? up(DEPTH + MATRICES, 4) * 16 : 0);
+constexpr int MOSTS = SCALES + 8 * EACH_TABLE, SEEN = MOSTS + 2 * EACH_TABLE;
+constexpr int TABLES_END = SEEN + (HALVES ? STREAMS * NTILES * KGROUPS * 128 : 0);
+CONST int vector_offset(int s) {
+  int n = up(TABLES_END, 128) * 128;
+  for (int i = 0; i < s; i++) n += STREAMS * copies(i) * vector_bytes(i);
+  return n;
+}
+constexpr int PARTIAL = vector_offset(DEPTH), PARTIAL_BYTES = widest() * WARPS * NTILES * 512;
+// Finished tiles on their way out: one place for each tile that a finisher has in a task.
+CONST int leaving_tiles(int s) { return per_warp(s) * sent(s); }
+CONST int most_leaving() { int n = 0; for (int s = 0; s < DEPTH; s++) n = leaving_tiles(s) > n ? leaving_tiles(s) : n; return n; }
+constexpr int LEAVING = PARTIAL + STREAMS * PARTIAL_BYTES, LEAVING_BYTES = THROUGH_L2 ? FINISHERS * most_leaving() * 512 : 0;
+// The cluster's part of the exchange buffer: a place for each tile of each vector and stream.
+CONST int exchange_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += STREAMS * vector_bytes(i); return n; }
+// Weights that registers cannot hold, round by round; in the last one perhaps only some warps have a tile.
+CONST int sharers(int j, int i) { return i < rounds(j) - 1 ? KGROUPS : vector_tiles(source_of(j)) - i * KGROUPS; }   // of a group
+CONST int round_offset(int j, int i) { return (i - kept(j)) * rows(stage_of(j)) * WARPS * PARTS * 512; }
+CONST int weight_bytes(int j) {
+  return kept(j) == rounds(j) ? 0
+                              : round_offset(j, rounds(j) - 1) + rows(stage_of(j)) * MGROUPS * sharers(j, rounds(j) - 1) * PARTS * 512;
+}
+CONST int weight_offset(int j) {
+  int n = LEAVING + LEAVING_BYTES;
+  for (int i = 0; i < j; i++) n += weight_bytes(i);
+  return n;
+}
+CONST int reg_offset(int j) {
+  int n = 0;
+  for (int i = 0; i < j; i++) n += rows(stage_of(i)) * kept(i) * PARTS * 4;
+  return n;
+}
+constexpr int NREG = reg_offset(MATRICES) > 0 ? reg_offset(MATRICES) : 1;
+// What a finisher reads beside the sums of a unit: memory, then local values.
+CONST int beside(int s) { return loads(s) + SLOTS; }
+CONST int most_beside_() { int n = 1; for (int s = 0; s < DEPTH; s++) n = per_warp(s) * beside(s) > n ? per_warp(s) * beside(s) : n; return n; }
+constexpr int BESIDE = 4 * most_beside_();

@@ -1,0 +1,173 @@
+"""What a backend is, and what it is given: a case, which decides which code runs, and the tensors of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deeprnn.cells.description import CellDescription
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that decides which code runs, but for sizes along time, batch and population. Hashable."""
+
+    cell: CellDescription
+    device: torch.device
+    dtype: torch.dtype
+    precision: str = "fp32"
+    """of the products inside the loop: "fp32", or "bf16" where autocast asks for it"""
+
+
+class Inputs(NamedTuple):
+    """The tensors of one call; a population of P models is a leading dimension of each."""
+
+    A: (
+        Tensor | None
+    )  # ([P,] T, B, entry width): what enters from outside the recurrence; None in a backward pass
+    states: list[Tensor]  # ([P,] B, n) each, before the first step
+    matrices: list[Tensor]  # ([P,] rows, columns)
+    vectors: list[Tensor]  # ([P,] n): parameters with one number a unit
+    streams: list[Tensor]  # ([P,] T, B, n) or ([P,] B, n): masks and other inputs without gradient
+    reset: Tensor | None = None  # ([P,] T, B) bool: states are zeroed before a marked step
+
+    @property
+    def members(self) -> int | None:
+        """P, None without a population dimension."""
+        return self.states[0].shape[0] if self.states[0].dim() == 3 else None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them in order, as one list."""
+        A, marks = ([] if x is None else [x] for x in (self.A, self.reset))
+        return [*A, *self.states, *self.matrices, *self.vectors, *self.streams, *marks]
+
+    @classmethod
+    def of(cls, cell: CellDescription, tensors: Sequence[Tensor], has_A: bool = True) -> Inputs:
+        """Read what `tensors` listed."""
+        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.streams))
+        rest = iter(tensors)
+        A = next(rest) if has_A else None
+        groups = [[next(rest) for _ in range(n)] for n in counts]
+        return cls(A, *groups, reset=next(rest, None))
+
+    def member(self, p: int) -> Inputs:
+        """One member of a population."""
+        return Inputs(
+            None if self.A is None else self.A[p],
+            *([x[p] for x in group] for group in (self.states, self.matrices, self.vectors, self.streams)),
+            reset=self.reset if self.reset is None or self.reset.dim() == 2 else self.reset[p],
+        )
+
+
+class Linear(NamedTuple):
+    """An input that enters every stage through a matrix: A is the x U_kᵀ + b_k side by side.
+
+    There may be no b; where there is one more than U, the last adds to the first, as in `nn.RNN`.
+    """
+
+    x: Tensor  # (T, B, I)
+    U: list[Tensor]
+    b: list[Tensor]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them in order."""
+        return [self.x, *self.U, *self.b]
+
+    @property
+    def matrix(self) -> Tensor:
+        """All U as one."""
+        return torch.cat(self.U) if len(self.U) > 1 else self.U[0]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """All b as one."""
+        if not self.b:
+            return None
+        first = self.b[0] if len(self.b) == len(self.U) else self.b[0] + self.b[-1]
+        return torch.cat([first, *self.b[1 : len(self.U)]]) if len(self.U) > 1 else first
+
+    @property
+    def A(self) -> Tensor:
+        """What enters the stages."""
+        return functional.linear(self.x, self.matrix, self.bias)
+
+
+class Gradients(NamedTuple):
+    """What a backward pass computes: see `cells.adjoint.Adjoint` for delta's columns."""
+
+    delta: Tensor  # ([P,] T, B, width)
+    states: list[Tensor]  # ([P,] B, n): of the states before the first step
+
+
+class Backend(Protocol):
+    """One way to unroll a cell over time."""
+
+    name: str
+
+    def why_not(self, case: Case) -> str | None:
+        """None if it can serve the case, else the reason and the remedy in a sentence."""
+        ...
+
+    def forward(self, case: Case, inputs: Inputs, keep: bool) -> list[Tensor]:
+        """Every output of every step, ([P,] T, B, n) each; with `keep` followed by what the backward pass needs."""
+        ...
+
+    def backward(
+        self, case: Case, gradients: Sequence[Tensor | None], stored: Sequence[Tensor], inputs: Inputs
+    ) -> Gradients:
+        """From the gradients of the outputs (None: zero) and what `forward` returned with `keep`.
+
+        `inputs.A` is None: it is not kept for the backward pass.
+        """
+        ...
+
+
+@runtime_checkable
+class DescribingBackend(Backend, Protocol):
+    """A backend that serves cases in different ways, and can say how."""
+
+    def describe(self, case: Case, batch: int) -> str:
+        """What would run, in a line for a person."""
+        ...
+
+
+class LinearGradients(NamedTuple):
+    """What a backward pass through the input's product and the loop computes; None for what is not wanted."""
+
+    x: Tensor | None
+    U: Sequence[Tensor | None]
+    b: Sequence[Tensor | None]
+    states: Sequence[Tensor]
+    matrices: Sequence[Tensor | None]
+
+
+@runtime_checkable
+class LinearBackend(Backend, Protocol):
+    """A backend that can take the input's product in one with the loop."""
+
+    def serves_linear(self, case: Case, entering: Linear, inputs: Inputs) -> bool:
+        """Whether it should."""
+        ...
+
+    def forward_linear(self, case: Case, entering: Linear, inputs: Inputs, keep: bool) -> list[Tensor]:
+        """As `forward`, of `entering.A`."""
+        ...
+
+    def backward_linear(
+        self,
+        case: Case,
+        gradients: Sequence[Tensor | None],
+        stored: Sequence[Tensor],
+        entering: Linear,
+        inputs: Inputs,
+        needed: LinearGradients,
+    ) -> LinearGradients:
+        """The gradients of everything; in `needed` None stands for what is not wanted."""
+        ...

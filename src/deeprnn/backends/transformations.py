@@ -1,0 +1,53 @@
+"""Which of torch's transformations are at work around a call: vmap, functional gradients, tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch._C import _len_torch_dispatch_stack  # type: ignore[attr-defined]
+from torch._C._functorch import TransformType, get_interpreter_stack, is_legacy_batchedtensor
+
+PLAIN = (Tensor, torch.nn.Parameter)
+F = TypeVar("F", bound=Callable)
+
+
+def constant_when_compiled(function: F) -> F:
+    """`torch.compiler.assume_constant_result`, without its import of the compiler, which takes a second.
+
+    A compiler calls the function while tracing, with plain values, and keeps what it returns.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def inside_functional_grad() -> bool:
+    """Whether torch.func.grad, vjp or jvp is at work."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(level.key() != TransformType.Vmap for level in get_interpreter_stack() or ())
+
+
+def inside_function_transform() -> bool:
+    """Whether any of torch.func's transformations is at work."""
+    return bool(get_interpreter_stack())
+
+
+def plain_tensors(*tensors: Tensor | None) -> bool:
+    """Whether nothing but the numbers can be meant: no subclass, no mode that watches operators, no transformation.
+
+    The gradients of one backward pass may be mapped over although its forward pass was not.
+    """
+    if torch.compiler.is_compiling() or _len_torch_dispatch_stack() or get_interpreter_stack():
+        return False
+    return all(x is None or (type(x) in PLAIN and not is_legacy_batchedtensor(x)) for x in tensors)
+
+
+def batched_by_autograd(*gradients: Tensor | None) -> bool:
+    """Whether `torch.autograd.grad(..., is_grads_batched=True)` is at work, as in a vectorized jacobian.
+
+    Its older vmap has no rules for custom operators; plain formulas serve it.
+    """
+    return any(g is not None and is_legacy_batchedtensor(g) for g in gradients)

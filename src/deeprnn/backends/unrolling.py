@@ -1,0 +1,115 @@
+"""The way in: tensors checked, types settled, a backend chosen, and the cell unrolled."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from deeprnn.backends import autograd, plain, scan
+from deeprnn.backends.choose import choose, required_by_transformation, why_not
+from deeprnn.backends.protocol import Case, Inputs, Linear, LinearBackend
+from deeprnn.backends.registry import EXPORTABLE, PLAIN, load
+from deeprnn.backends.transformations import plain_tensors
+from deeprnn.cells.description import CellDescription, from_text
+from deeprnn.errors import UserError
+
+
+def unroll(
+    cell: CellDescription | str, inputs: Inputs, backend: str = "auto", precision: str = "auto"
+) -> list[Tensor]:
+    """Every output of every step, (T, B, n) each, in the order of `cell.outputs`; a compiler sees the cell as text.
+
+    Under autocast the products may run in bf16 where the backend can, but states keep their type.
+    """
+    assert inputs.A is not None
+    device = inputs.A.device
+    dtype = (inputs.matrices or inputs.states)[0].dtype
+    if precision == "auto":
+        autocast = autocasts(device.type) and torch.get_autocast_dtype(device.type) == torch.bfloat16
+        precision = "bf16" if autocast and device.type == "cuda" else "fp32"
+    with without_autocast(device.type):
+        if isinstance(cell, CellDescription):
+            check(cell, inputs, inputs.A.shape, device)
+        inputs = inputs._replace(
+            A=inputs.A.to(dtype),
+            states=[x.to(dtype) for x in inputs.states],
+            vectors=[x.to(dtype) for x in inputs.vectors],
+        )
+        text = cell if isinstance(cell, str) else cell.text
+        name = select(text, device, dtype, precision, backend)
+        if name == EXPORTABLE:
+            return scan.forward(from_text(text), inputs)
+        if name == PLAIN and not torch.compiler.is_compiling():  # which would unroll its loop
+            return plain.forward(from_text(text), inputs)
+        return autograd.unroll(name, text, precision, inputs)
+
+
+def unroll_linear(
+    cell: CellDescription | str, entering: Linear, inputs: Inputs, backend: str = "auto"
+) -> list[Tensor]:
+    """`unroll` of an input that enters through matrices, its product in one with the loop where a backend can."""
+    x = entering.x
+    if isinstance(cell, CellDescription) and not autocasts(x.device.type):
+        check(cell, inputs, torch.Size((*x.shape[:-1], cell.entry_width)), x.device)
+        chosen = load(select(cell.text, x.device, x.dtype, "fp32", backend))
+        if isinstance(chosen, LinearBackend) and plain_tensors(*entering.tensors, *inputs.tensors):
+            case = Case(cell, x.device, x.dtype)
+            if chosen.serves_linear(case, entering, inputs):
+                return autograd.unroll_linear(chosen, case, entering, inputs)
+    return unroll(cell, inputs._replace(A=entering.A), backend)
+
+
+def select(text: str, device: torch.device, dtype: torch.dtype, precision: str, backend: str) -> str:
+    """The backend that was asked for, or the one that serves best."""
+    if backend == "auto":
+        return required_by_transformation() or choose(text, str(device), dtype, precision)
+    if (reason := why_not(backend, text, str(device), dtype, precision)) is not None:
+        raise UserError(f"backend {backend!r} cannot serve this case: {reason}")
+    return backend
+
+
+def autocasts(device: str) -> bool:
+    """Whether autocast is on for a device; the meta device, which only knows shapes, has none."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def without_autocast(device: str) -> AbstractContextManager:
+    """Inside, products run in the types they are given: states keep their own."""
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
+
+
+def check(cell: CellDescription, inputs: Inputs, shape: torch.Size, device: torch.device) -> None:
+    """Refuse what does not fit together: a kernel reads where it is told, even beyond a tensor's end.
+
+    `shape` is A's, (T, B, entry width), and `device` the input's.
+    """
+    *_, steps, batch, width = shape
+    for x in inputs.tensors:
+        if x.device != device:
+            raise UserError(
+                f"all tensors must be on one device: one of shape {tuple(x.shape)} is on {x.device}, the input on "
+                f"{device}; move it with .to({str(device)!r})"
+            )
+    if width != cell.entry_width:
+        raise UserError(f"A is {width} wide, but the cell's layers are {cell.entry_width} wide together")
+    shapes = [tuple(x.shape[-2:]) for x in inputs.matrices]
+    if shapes != list(cell.matrices):
+        wanted, got = (", ".join(map(str, s)) for s in (cell.matrices, shapes))
+        raise UserError(f"the cell's matrices must be {wanted}, got {got}")
+    for x, n in zip(inputs.states, cell.states, strict=True):
+        if tuple(x.shape[-2:]) != (batch, n):
+            raise UserError(f"the first state must be (B, H) = {(batch, n)}, got {tuple(x.shape)}")
+    for x, n in zip(inputs.vectors, cell.vectors, strict=True):
+        if x.shape[-1:] != (n,):
+            raise UserError(f"a vector of the cell must have {n} numbers, got {tuple(x.shape)}")
+    for x, n in zip(inputs.streams, cell.streams, strict=True):
+        if tuple(x.shape[-3:]) not in ((steps, batch, n), (batch, n)):
+            raise UserError(f"a mask must be {(batch, n)} or {(steps, batch, n)}, got {tuple(x.shape)}")
+    reset = inputs.reset
+    if reset is not None and (reset.dtype != torch.bool or tuple(reset.shape[-2:]) != (steps, batch)):
+        raise UserError(
+            f"reset must be bool marks of shape (T, B) = {(steps, batch)}, got {reset.dtype} of shape "
+            f"{tuple(reset.shape)}"
+        )

@@ -1,0 +1,1 @@
+"""What one step of a recurrence computes, described once for every backend."""

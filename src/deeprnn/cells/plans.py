@@ -1,0 +1,230 @@
+"""How a cell's sequence is computed: its description with the graphs around it, or the reason for the plain loop.
+
+A plan is made when a cell is first used, and again when anything but its tensors' numbers has changed. Functions here
+take and return plain values, so that a compiler can run them while it traces.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, finalize
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from deeprnn.cells.cell import CELLS, Cell, handle_of
+from deeprnn.cells.fingerprint import PLAIN, fingerprint, hook_of, settings
+from deeprnn.cells.trace import Graphs, Traced, Undescribable, trace
+from deeprnn.cells.tracing.recording import in_fresh_thread
+
+logger = logging.getLogger("deeprnn")
+
+
+class Request(NamedTuple):
+    """What of a call decides about its plan."""
+
+    x_type: torch.dtype
+    dtype: torch.dtype  # of the states
+    device: str
+
+    @property
+    def symbols(self) -> bool:
+        """Whether x holds integer symbols."""
+        return not self.x_type.is_floating_point
+
+
+class DrawSpec(NamedTuple):
+    """Random numbers of a call: `shape` of one row."""
+
+    kind: str  # "uniform" or "normal"
+    shape: tuple[int, ...]
+    per_sequence: bool
+
+
+class Layout(NamedTuple):
+    """A plan in plain values."""
+
+    text: str  # of the description
+    held: tuple[str, ...]
+    counts: tuple[int, int, int, int]  # matrices, vectors, U, b
+    needed: tuple[int, int]  # what of the parameters the graphs of rows and of sequences take
+    enters: str  # "nothing", "x" (a product with x), "source" (a product with computed rows), "A"
+    streams: tuple[bool, ...]  # whether each is one a sequence
+    draws: tuple[DrawSpec, ...]
+    parts: tuple[
+        tuple[int, tuple[int, ...] | None], ...
+    ]  # (state, places) of each of the description's states
+    new_states: tuple[int, ...]  # which output each of them becomes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell's plan: `reason` is why there is no description."""
+
+    key: str
+    traced: Traced | None = None
+    layout: Layout | None = None
+    reason: str = ""
+
+
+PLANS: dict[str, Plan] = {}
+
+
+class Kept:
+    """Things by name, as attributes: a compiler looks an attribute up when it comes to it, but a dict only once."""
+
+    def keep(self, name: str, thing: Any) -> None:
+        self.__dict__[name] = thing
+
+    def forget(self, name: str) -> None:
+        self.__dict__.pop(name, None)
+
+
+GRAPHS = Kept()
+"""graphs of plans by key and name: "fixed", "rows", "sequence" """
+_numbers = count()
+_by_cell: WeakKeyDictionary[Cell, dict[Any, Plan]] = WeakKeyDictionary()
+
+
+def plan_of(cell: Cell, request: Request, tensors: dict[str, Tensor] | None = None) -> Plan:
+    """The plan of a cell, whose tensors are its own or the given ones."""
+    known = _by_cell.setdefault(cell, {})
+    key = (request, hook_of(cell), fingerprint(cell))
+    if key not in known:
+        plan = known[key] = _make(cell, request, held_tensors(cell) if tensors is None else tensors)
+        if plan.reason:
+            _log_once(type(cell).__qualname__, plan.reason)
+    return known[key]
+
+
+@lru_cache(maxsize=1024)
+def _log_once(name: str, reason: str) -> None:
+    logger.warning("%s is unrolled by the plain loop, step by step: %s", name, reason)
+
+
+def _make(cell: Cell, request: Request, held: dict[str, Tensor]) -> Plan:
+    key = f"{handle_of(cell)}-{next(_numbers)}"
+    known = {name: _known(t) for name, t in held.items()}
+
+    def describe() -> tuple[Traced, Layout, Graphs]:
+        traced = _trace(cell, request, {name: _stand_in(*k) for name, k in known.items()})
+        graphs = traced.graphs(torch.device(request.device))
+        return traced, _laid_out(traced, graphs), graphs
+
+    try:
+        traced, layout, graphs = in_fresh_thread(describe)
+    except Undescribable as error:
+        plan = Plan(key, reason=str(error))
+    else:
+        plan = Plan(key, traced, layout)
+        for name, graph in graphs._asdict().items():
+            if graph is not None:
+                GRAPHS.keep(f"{key}/{name}", graph)
+    PLANS[key] = plan
+    finalize(cell, _forget, key)
+    return plan
+
+
+def _forget(key: str) -> None:
+    del PLANS[key]
+    for name in ("fixed", "rows", "sequence"):
+        GRAPHS.forget(f"{key}/{name}")
+
+
+def _trace(cell: Cell, request: Request, stand_ins: dict[str, Tensor]) -> Traced:
+    if type(cell).forward is not Cell.forward or "forward" in cell.__dict__:
+        raise Undescribable("the cell has a forward of its own")
+    if (hook := hook_of(cell)) is not None:
+        raise Undescribable(hook)
+    sizes = cell.sizes()
+    x = ((), request.x_type) if request.symbols else ((sizes.input,), request.dtype)
+    parameters = {name for name, _ in cell.named_parameters()}
+    return trace(cell.step, cell, stand_ins, parameters, x, sizes.states, request.dtype)
+
+
+def _known(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype, Tensor | None]:
+    """A tensor's shape and type, and its numbers where it has some of its own."""
+    plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and tensor.device.type != "meta"
+    numbers = tensor.detach().cpu() if plain and not is_functorch_wrapped_tensor(tensor) else None
+    return tuple(tensor.shape), tensor.dtype, numbers
+
+
+def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, numbers: Tensor | None) -> Tensor:
+    """A plain tensor on the CPU to trace with."""
+    if numbers is not None:
+        return numbers
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def _laid_out(traced: Traced, graphs: Graphs) -> Layout:
+    own = traced.hoisted
+    enters = "x" if traced.plain_input else "source" if traced.linear else "A" if own.entering else "nothing"
+    takes = [0 if g is None else sum(n.op == "placeholder" for n in g.graph.nodes) for g in graphs[1:]]
+    once = sum(d.per_sequence for d in traced.draws)
+    needed = max(takes[0] - 2 - len(traced.draws), 0), max(takes[1] - 1 - once, 0)
+    return Layout(
+        text=traced.cell.text,
+        held=tuple(traced.held),
+        counts=(len(traced.cell.matrices), len(traced.cell.vectors), len(own.U), len(own.b)),
+        needed=needed,
+        enters=enters,
+        streams=tuple(per_sequence for _, per_sequence in own.streams),
+        draws=tuple(DrawSpec(d.kind, d.shape, d.per_sequence) for d in traced.draws),
+        parts=tuple((p.state, p.places) for p in traced.parts),
+        new_states=tuple(traced.cell.outputs.index(o) for o in traced.cell.new_states),
+    )
+
+
+# ---- tensors of a cell by path
+
+
+def held_tensors(cell: nn.Module) -> dict[str, Tensor]:
+    """Every tensor that a cell holds: parameters, buffers and plain attributes, each once."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for path, part in cell.named_modules():
+        for home in (part._parameters, part._buffers, part.__dict__):
+            for name, value in home.items():
+                if isinstance(value, Tensor) and id(value) not in seen:
+                    seen.add(id(value))
+                    found[f"{path}.{name}" if path else name] = value
+    return found
+
+
+def held_tensor(cell: Any, path: str) -> Tensor:
+    """The tensor at a path."""
+    for name in path.split("."):
+        cell = getattr(cell, name)
+    return cell
+
+
+# ---- for compilers: plain values in, plain values out
+
+
+def compiled_plan(handle: str, x_type: torch.dtype, dtype: torch.dtype, device: str) -> str:
+    """The key of the plan of the cell with that handle, as it is now."""
+    return plan_of(CELLS[handle], Request(x_type, dtype, device)).key
+
+
+def compiled_layout(key: str) -> Layout | None:
+    """The layout of a plan, None for the plain loop."""
+    return PLANS[key].layout
+
+
+def compiled_settings(handle: str) -> Sequence[tuple[tuple[str, ...], str, Any]]:
+    """(path, attribute, value) of every plain setting of a cell: a compiler guards on them by comparing."""
+    found = []
+    for path, name, value in settings(CELLS[handle]):
+        if isinstance(value, PLAIN):
+            found.append((tuple(path.split(".")) if path else (), name, value))
+    return tuple(found)
+
+
+for _function in (compiled_plan, compiled_layout, compiled_settings):
+    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, the answer kept

@@ -1,0 +1,138 @@
+"""From a user's step in ordinary PyTorch to a description, and to what it needs before the loop begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from deeprnn.cells.description import CellDescription
+from deeprnn.cells.tracing import products
+from deeprnn.cells.tracing.batch_size import mark_batch
+from deeprnn.cells.tracing.columns import Columns
+from deeprnn.cells.tracing.hoisting import Hoisted, extract
+from deeprnn.cells.tracing.normalising import normalise
+from deeprnn.cells.tracing.pulling import pulled
+from deeprnn.cells.tracing.recording import Draw, Undescribable, record
+from deeprnn.cells.tracing.staging import Staging
+from deeprnn.cells.tracing.writing import Written
+
+__all__ = ["Graphs", "Part", "Traced", "Undescribable", "trace"]
+
+
+class Part(NamedTuple):
+    """A state of the description: the whole of a state of the cell (places None), or some places of it."""
+
+    state: int
+    places: tuple[int, ...] | None
+
+
+class Graphs(NamedTuple):
+    """What is computed before the loop, for tensors on one device."""
+
+    fixed: fx.GraphModule  # (*held) -> (*matrices, *vectors, *U, *b, *what the others need)
+    rows: fx.GraphModule | None  # (rows, x, *draws, *needed) -> (A or its source, *streams of steps)
+    sequence: fx.GraphModule | None  # (rows, *draws, *needed) -> streams of sequences
+
+
+@dataclass
+class Traced:
+    """A step that has been described."""
+
+    cell: CellDescription
+    parts: list[Part]
+    held: list[str]  # paths of the tensors that the graphs take
+    draws: list[Draw]
+    hoisted: Hoisted
+    _graphs: dict[torch.device, Graphs] = field(default_factory=dict)
+
+    @property
+    def linear(self) -> bool:
+        """Whether A is one product of rows with matrices that are computed before the loop."""
+        return bool(self.hoisted.U)
+
+    @property
+    def plain_input(self) -> bool:
+        """Whether those rows are x itself."""
+        return self.linear and self.hoisted.entering is self.hoisted.columns.recording.x
+
+    def graphs(self, device: torch.device) -> Graphs:
+        """The graphs that compute what the loop needs."""
+        if device not in self._graphs:
+            self._graphs[device] = self._extract(device)
+        return self._graphs[device]
+
+    def _extract(self, device: torch.device) -> Graphs:
+        own, recording = self.hoisted, self.hoisted.columns.recording
+        kinds = own.columns.kinds
+        entering = [] if own.entering is None or self.plain_input else [own.entering]
+        by_step = entering + [n for n, per_sequence in own.streams if not per_sequence]
+        by_sequence = [n for n, per_sequence in own.streams if per_sequence]
+        needed = [_boundary(outputs, kinds) for outputs in (by_step, by_sequence)]
+        draws = [d.node for d in self.draws]
+        once = [d.node for d in self.draws if d.per_sequence]
+        fixed = [*own.written.matrices, *own.vectors, *own.U, *own.b, *needed[0], *needed[1]]
+        held = [recording.held[name] for name in self.held]
+
+        def part(inputs: list[fx.Node], outputs: list[fx.Node]) -> fx.GraphModule:
+            return extract(recording.graph, inputs, outputs, recording.constants, device)
+
+        return Graphs(
+            part(held, fixed),
+            part([recording.rows, recording.x, *draws, *needed[0]], by_step) if by_step else None,
+            part([recording.rows, *once, *needed[1]], by_sequence) if by_sequence else None,
+        )
+
+
+def _boundary(outputs: Sequence[fx.Node], kinds: Mapping[fx.Node, str]) -> list[fx.Node]:
+    """What is computed from parameters alone, among what the outputs need."""
+    found: dict[fx.Node, None] = {}
+    seen, stack = set(), list(outputs)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if kinds.get(node) == "fixed" and not node.meta["batch"]:
+            found[node] = None
+        else:
+            stack += node.all_input_nodes
+    return list(found)
+
+
+def trace(
+    step: Callable[..., Any],
+    module: nn.Module,
+    held: Mapping[str, Tensor],
+    parameters: set[str],
+    x: tuple[tuple[int, ...], torch.dtype],
+    states: Sequence[int],
+    dtype: torch.dtype,
+) -> Traced:
+    """Describe `step(x, *states)`, or raise `Undescribable` with the operation and the line that prevent it."""
+    recording, other = record(step, module, held, x, states, dtype)
+    mark_batch(recording, other)
+    normalise(recording)
+
+    def read(cuts: list[list[Any]]) -> Columns:
+        columns = Columns(recording, cuts=cuts)
+        columns.read(parameters, products.read)
+        return columns
+
+    found = pulled(read, states)
+    staging = Staging(found)
+    staging.arrange()
+    written = Written(staging)
+    written.write()
+    hoisted = Hoisted(written)
+    hoisted.hoist()
+    parts = [
+        Part(a.state, None if a.width == states[a.state] else tuple(a.places.tolist()))
+        for a in found.columns.atoms
+    ]
+    used = {n for n in recording.graph.nodes if n.users}
+    names = [name for name, node in recording.held.items() if node in used]
+    return Traced(written.cell, parts, names, recording.draws, hoisted)

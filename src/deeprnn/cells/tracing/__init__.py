@@ -1,0 +1,1 @@
+"""From a step in ordinary PyTorch to a cell's description."""

@@ -1,0 +1,201 @@
+"""Torch's element-wise operations as expressions of the table of elementary functions.
+
+`EXPRESSIONS` gives, by the name of an operation, a function of the same arguments that returns an expression.
+Truth values are 0 and 1. What is not here has no entry in the table of functions and cannot be described.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from deeprnn.cells.expressions import Expression, apply, as_expression, constant
+
+E = Expression | float
+
+
+def _f(name: str) -> Callable[..., Expression]:
+    return lambda *a: apply(name, *a)
+
+
+def _plus(a: E, b: E, alpha: float = 1) -> Expression:
+    return as_expression(a) + as_expression(b) * alpha
+
+
+def _minus(a: E, b: E, alpha: float = 1) -> Expression:
+    return as_expression(a) - as_expression(b) * alpha
+
+
+def _times(a: E, b: E) -> Expression:
+    return as_expression(a) * b
+
+
+def _over(a: E, b: E, rounding_mode: None = None) -> Expression:
+    if rounding_mode is not None:
+        raise NotImplementedError("division that rounds")
+    return as_expression(a) / b if isinstance(b, Expression) else as_expression(a) * (1.0 / b)
+
+
+def _greater(a: E, b: E) -> Expression:
+    return apply("greater", a, b)
+
+
+def _not(a: Expression) -> Expression:
+    return 1.0 - a
+
+
+def _at_least(a: E, b: E) -> Expression:
+    return _not(_greater(b, a))
+
+
+def _equal(a: E, b: E) -> Expression:
+    return apply("equal", a, b)
+
+
+def _select(condition: Expression, a: E, b: E) -> Expression:
+    return apply("select", condition, a, b)
+
+
+def _or(a: Expression, b: Expression) -> Expression:
+    return a + b - a * b
+
+
+def _clamp(x: Expression, low: E | None = None, high: E | None = None) -> Expression:
+    """At a bound the gradient is 1, as torch has it: not the shared one of a maximum."""
+    if low is not None:
+        x = _select(_greater(low, x), low, x)
+    return x if high is None else _select(_greater(x, high), high, x)
+
+
+def _power(a: Expression, b: E) -> Expression:
+    if isinstance(b, Expression):
+        return apply("power", a, b)
+    if b == 0.5:
+        return apply("sqrt", a)
+    if b == int(b) and 1 <= abs(b) <= 8:
+        y = a if b % 2 else constant(1.0)
+        for _ in range(int(abs(b)) // 2):
+            y = y * apply("square", a)
+        return y if b > 0 else 1.0 / y
+    return apply("power", a, b)
+
+
+def _exp_below_zero(x: Expression) -> Expression:
+    """eˣ − 1 for x ≤ 0, and 0 elsewhere: nothing overflows in a branch that is not taken."""
+    return apply("exp", _select(_greater(x, 0.0), 0.0, x)) - 1.0
+
+
+def _elu(x: Expression, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Expression:
+    return _select(_greater(x, 0.0), x * scale, _exp_below_zero(x * input_scale) * (alpha * scale))
+
+
+def _softplus(x: Expression, beta: float = 1, threshold: float = 20) -> Expression:
+    return apply("softplus", x * beta) * (1 / beta)
+
+
+def _gelu(x: Expression, approximate: str = "none") -> Expression:
+    if approximate != "tanh":
+        raise NotImplementedError("gelu by the error function (approximate='tanh' can be described)")
+    inner = (x + x * apply("square", x) * 0.044715) * math.sqrt(2 / math.pi)
+    return x * 0.5 * (apply("tanh", inner) + 1.0)
+
+
+def _silu(x: Expression) -> Expression:
+    return x * apply("sigmoid", x)
+
+
+def _hardsigmoid(x: Expression) -> Expression:
+    return _clamp(x + 3.0, 0.0, 6.0) * (1 / 6)
+
+
+def _shrink(x: Expression, width: float, towards_zero: float) -> Expression:
+    inside = _select(_greater(-width, x), x + towards_zero, 0.0)
+    return _select(_greater(x, width), x - towards_zero, inside)
+
+
+def _leaky(x: Expression, slope: E = 0.01) -> Expression:
+    return _select(_greater(x, 0.0), x, x * slope)
+
+
+def _cast(x: Expression, **kw: Any) -> Expression:
+    return _not(_equal(x, 0.0)) if kw.get("dtype") is torch.bool else x
+
+
+def _same(x: Expression, *_: Any, **__: Any) -> Expression:
+    return x
+
+
+def _mix(a: E, b: E, weight: E) -> Expression:
+    return apply("mix", weight, a, b)
+
+
+EXPRESSIONS: dict[str, Callable[..., Expression]] = {
+    "add": _plus,
+    "sub": _minus,
+    "rsub": lambda a, b, alpha=1: _minus(b, a, alpha),
+    "mul": _times,
+    "div": _over,
+    "neg": lambda a: -a,
+    "reciprocal": lambda a: 1.0 / a,
+    "square": _f("square"),
+    "sqrt": _f("sqrt"),
+    "rsqrt": lambda a: 1.0 / apply("sqrt", a),
+    "pow": lambda a, b: _power(a, b) if isinstance(a, Expression) else apply("exp", b * math.log(a)),
+    "exp": _f("exp"),
+    "exp2": lambda a: apply("exp", a * math.log(2)),
+    "expm1": lambda a: apply("exp", a) - 1.0,
+    "log": _f("log"),
+    "log1p": lambda a: apply("log", a + 1.0),
+    "log2": lambda a: apply("log", a) * (1 / math.log(2)),
+    "sigmoid": _f("sigmoid"),
+    "tanh": _f("tanh"),
+    "relu": _f("relu"),
+    "abs": _f("absolute"),
+    "sign": _f("sign"),
+    "sgn": _f("sign"),
+    "softplus": _softplus,
+    "silu": _silu,
+    "mish": lambda a: a * apply("tanh", apply("softplus", a)),
+    "gelu": _gelu,
+    "elu": _elu,
+    "celu": lambda a, alpha=1: _elu(a, alpha, 1, 1 / alpha),
+    "leaky_relu": _leaky,
+    "_prelu_kernel": _leaky,
+    "hardtanh": lambda a, low=-1.0, high=1.0: _clamp(a, low, high),
+    "hardsigmoid": _hardsigmoid,
+    "hardswish": lambda a: a * _hardsigmoid(a),
+    "softshrink": lambda a, width=0.5: _shrink(a, width, width),
+    "hardshrink": lambda a, width=0.5: _shrink(a, width, 0.0),
+    "threshold": lambda a, at, value: _select(_greater(a, at), a, value),
+    "log_sigmoid_forward": lambda a: -apply("softplus", -a),
+    "lerp": _mix,
+    "addcmul": lambda a, b, c, value=1: a + as_expression(b) * c * value,
+    "addcdiv": lambda a, b, c, value=1: a + as_expression(b) / c * value,
+    "where": _select,
+    "masked_fill": lambda a, mask, value: _select(mask, value, a),
+    "clamp": _clamp,
+    "clamp_min": lambda a, low: _clamp(a, low),
+    "clamp_max": lambda a, high: _clamp(a, None, high),
+    "maximum": _f("maximum"),
+    "minimum": _f("minimum"),
+    "gt": _greater,
+    "lt": lambda a, b: _greater(b, a),
+    "ge": _at_least,
+    "le": lambda a, b: _at_least(b, a),
+    "eq": _equal,
+    "ne": lambda a, b: _not(_equal(a, b)),
+    "heaviside": lambda a, value: _select(_equal(a, 0.0), value, apply("step", a)),
+    "logical_and": _times,
+    "bitwise_and": _times,
+    "logical_or": _or,
+    "bitwise_or": _or,
+    "logical_not": _not,
+    "bitwise_not": _not,
+    "logical_xor": lambda a, b: _not(_equal(a, b)),
+    "detach": _f("detach"),
+    "_to_copy": _cast,
+    "clone": _same,
+}

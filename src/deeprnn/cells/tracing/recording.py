@@ -1,0 +1,280 @@
+"""One step of a cell, run on small tensors and written down as a torch.fx graph of functional torch operations.
+
+The graph's inputs are `rows` (the batch size, an integer), the tensors that the cell holds, x, the states, and one
+input for every random draw. In-place operations have become functional ones.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from deeprnn.cells import draws
+from deeprnn.cells.tracing.replacements import REPLACEMENTS
+
+aten = torch.ops.aten
+SIZES = (3, 5)
+"""batch sizes of the two runs"""
+HERE = os.path.dirname(os.path.abspath(__file__))
+TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+UNSEEN = ("numpy", "tolist", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__", "data")
+"""ways to a tensor's numbers that torch cannot record"""
+GRADIENTS = (
+    "requires_grad",
+    "grad",
+    "grad_fn",
+    "is_leaf",
+    "register_hook",
+    "retain_grad",
+    "register_post_accumulate_grad_hook",
+    "backward",
+)
+
+
+class Undescribable(Exception):
+    """A step that cannot be written as a cell's description; the message names the operation and the line."""
+
+
+@dataclass
+class Draw:
+    """A tensor of random numbers that a step takes: `kind` is "uniform" in [0, 1) or "normal"."""
+
+    kind: str
+    node: fx.Node
+    shape: tuple[int, ...]  # without the batch dimension, which is the first
+    per_sequence: bool = False
+
+
+@dataclass
+class Recording:
+    """A step as a graph; `constants` are tensors that it takes from elsewhere than the cell."""
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    rows: fx.Node = None  # type: ignore[assignment]
+    held: dict[str, fx.Node] = field(default_factory=dict)
+    x: fx.Node = None  # type: ignore[assignment]
+    states: list[fx.Node] = field(default_factory=list)
+    new_states: list[fx.Node] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+
+def where(node: fx.Node) -> str:
+    """The line of the user's code that a node comes from."""
+    line = node.meta.get("line", "")
+    return f" ({line})" if line else ""
+
+
+def _user_line() -> str:
+    """The innermost line that is neither torch's nor the recorder's."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(TORCH) and os.path.basename(name) not in (
+            "recording.py",
+            "replacements.py",
+            "draws.py",
+        ):
+            return f"{os.path.basename(name)}, line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+class _Watch(TorchFunctionMode):
+    """Notes the line of every call into torch, and refuses calls that the recorder below would not see."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.recorder.line = _user_line()
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name in UNSEEN:
+            raise Undescribable(f"Tensor.{name} takes numbers out of torch ({self.recorder.line})")
+        if name in GRADIENTS:
+            raise Undescribable(
+                f"Tensor.{name} looks at or changes how gradients flow ({self.recorder.line})"
+            )
+        if name.endswith("_") and not name.endswith("__") and not torch.is_grad_enabled():
+            raise Undescribable(f"{name} in place under torch.no_grad() ({self.recorder.line})")
+        call: Any = REPLACEMENTS.get(name, func)
+        return call(*args, **kwargs)
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes every operation into a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = Recording()
+        self.line = ""
+        self.nodes: dict[int, fx.Node] = {}
+        self.alive: list[Tensor] = []  # a tensor's id stays its own while it lives
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch's way to do so imports the compiler, a second
+
+    def know(self, tensor: Tensor, node: fx.Node) -> fx.Node:
+        """Let a tensor stand for a node's value."""
+        self.nodes[id(tensor)] = node
+        self.alive.append(tensor)
+        node.meta.update(shape=tuple(tensor.shape), dtype=tensor.dtype, line=self.line)
+        return node
+
+    def input(self, name: str, tensor: Tensor) -> fx.Node:
+        return self.know(tensor, self.found.graph.placeholder(name))
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        if id(tensor) not in self.nodes:
+            name = f"constant_{len(self.found.constants)}"
+            self.found.constants[name] = tensor
+            self.know(tensor, self.found.graph.create_node("get_attr", name))
+        return self.nodes[id(tensor)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default):
+            raise Undescribable(f"the step asks for the value of a tensor ({self.line})")
+        if func._schema.is_mutable:
+            name = str(func).removeprefix("aten.").partition(".")[0]
+            raise Undescribable(f"{name} writes into a tensor that the step does not own ({self.line})")
+        result = func(*args, **kwargs)
+        graph = self.found.graph
+        node = graph.call_function(func, *tree_map_only(Tensor, self.node_of, (tuple(args), kwargs)))
+        node.meta["line"] = self.line
+        if isinstance(result, Tensor):
+            self.know(result, self._as_autograd_would(node, result))
+        else:
+            node.meta["shape"] = None
+            for i, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    item = graph.call_function(operator.getitem, (node, i))
+                    item.meta["line"] = self.line
+                    self.know(part, self._as_autograd_would(item, part))
+        return result
+
+    def _as_autograd_would(self, node: fx.Node, result: Tensor) -> fx.Node:
+        """Under torch.no_grad() a result has no gradient."""
+        if torch.is_grad_enabled() or not result.is_floating_point():
+            return node
+        node.meta.update(shape=tuple(result.shape), dtype=result.dtype)
+        return self.found.graph.call_function(aten.detach.default, (node,))
+
+
+def record(
+    step: Callable[..., Any],
+    module: nn.Module,
+    held: Mapping[str, Tensor],
+    x: tuple[tuple[int, ...], torch.dtype],
+    states: Sequence[int],
+    dtype: torch.dtype,
+) -> tuple[Recording, Recording]:
+    """Write down `step(x, *states)`, a method of `module`, whose tensors `held` are by path: for two batch sizes.
+
+    `x` is the shape of one row and its type. Raises `Undescribable`; errors of the step itself come as that too, and
+    again, as they are, when the step is called for what it computes.
+    """
+    first, second = (_run(step, module, held, x, states, dtype, batch) for batch in SIZES)
+    return first, second
+
+
+def in_fresh_thread(work: Callable[[], Any]) -> Any:
+    """Run `work` where none of the transformations (vmap, autocast, modes, no_grad) around this call are at work."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:  # noqa: BLE001  (raised again below, in the caller's thread)
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name="deeprnn-recording")
+    thread.start()
+    thread.join()
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def _run(
+    step: Callable[..., Any],
+    module: nn.Module,
+    held: Mapping[str, Tensor],
+    x: tuple[tuple[int, ...], torch.dtype],
+    states: Sequence[int],
+    dtype: torch.dtype,
+    batch: int,
+) -> Recording:
+    recorder, generator = _Recorder(), torch.Generator().manual_seed(0)
+    found = recorder.found
+    found.rows = found.graph.placeholder("rows")
+    for name, tensor in held.items():
+        found.held[name] = recorder.input("held_" + name.replace(".", "_"), tensor)
+    entering = torch.zeros((batch, *x[0]), dtype=x[1])
+    found.x = recorder.input("x", entering)
+    first = [torch.rand(batch, n, generator=generator).to(dtype) for n in states]
+    found.states = [recorder.input(f"state_{k}", h) for k, h in enumerate(first)]
+
+    def watched(x: Tensor, *h: Tensor) -> Any:
+        with _Watch(recorder), draws.recorded():
+            return step(x, *h)
+
+    functional = torch.func.functionalize(watched, remove="mutations")
+    with replaced(module, held), torch.random.fork_rng([]), recorder:
+        try:
+            result = functional(entering, *first)
+        except Undescribable:
+            raise
+        except Exception as error:
+            raise Undescribable(_reason(error, recorder.line)) from error
+    result = result if isinstance(result, (tuple, list)) else (result,)
+    found.new_states = [recorder.node_of(h) for h in result]
+    found.graph.output(tuple(found.new_states))
+    return found
+
+
+def _reason(error: Exception, line: str) -> str:
+    message = str(error).strip().partition("\n")[0]
+    if "custom_function_call" in message or "autograd.Function" in message:
+        return f"an autograd.Function has a derivative of its own ({line})"
+    return f"{type(error).__name__}: {message} ({line})"
+
+
+@contextmanager
+def replaced(module: nn.Module, held: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, the module's parameters, buffers and tensors of those paths are the given ones."""
+    places = []
+    for path, tensor in held.items():
+        owner, _, name = path.rpartition(".")
+        part = module.get_submodule(owner)
+        home = next(h for h in (part._parameters, part._buffers, part.__dict__) if name in h)
+        places.append((home, name, home[name]))
+        home[name] = tensor  # type: ignore[index]
+    kept = [(part, dict(part.__dict__)) for part in module.modules()]  # a hook may keep a weight it computed
+    try:
+        yield
+    finally:
+        for part, attributes in kept:
+            for name in part.__dict__.keys() - attributes.keys():
+                del part.__dict__[name]
+            part.__dict__.update(attributes)
+        for home, name, tensor in places:
+            home[name] = tensor  # type: ignore[index]

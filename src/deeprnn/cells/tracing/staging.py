@@ -1,0 +1,146 @@
+"""Stages made from expressions: what is multiplied by what, in which order, and which values go from stage to stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from deeprnn.cells.expressions import Expression, in_order, leaf, replace
+from deeprnn.cells.tracing.algebra import Term, flattened, mixed, plain, rewritten, summed, uses
+from deeprnn.cells.tracing.blocks import Multiplied, State
+from deeprnn.cells.tracing.cuts import minimal_cut
+from deeprnn.cells.tracing.pulling import Pulled
+
+Signed = tuple[int, int]  # a sign and the number of a piece
+
+
+class Sum(NamedTuple):
+    """What a pre-activation adds up: pieces of products, of what comes from x, of parameters."""
+
+    products: tuple[Signed, ...]
+    rows: tuple[Signed, ...] = ()
+    fixed: tuple[Signed, ...] = ()
+
+
+class Slot(NamedTuple):
+    """Units that are computed together: which level of products they need, and how many there are."""
+
+    level: int
+    size: int
+
+
+@dataclass
+class Staging:
+    """Roots by slot: expressions over `sum`, `state`, `fixed` and `drawn` leaves."""
+
+    pulled: Pulled
+    sums: list[Sum] = field(default_factory=list)
+    states: list[Expression] = field(default_factory=list)
+    vectors: dict[tuple[Multiplied, int], Expression] = field(default_factory=dict)
+    slots: dict[Slot, list[Expression]] = field(default_factory=dict)
+    where: dict[Expression, Slot] = field(default_factory=dict)
+    _levels: dict[Expression, int] = field(default_factory=dict)
+
+    def arrange(self) -> None:
+        """Rewrite, give every root its slot, and let whatever later slots need of earlier ones be a root there."""
+        raw = [*self.pulled.states, *self.pulled.vectors.values()]
+        simple = rewritten(raw, lambda e: mixed(plain(e)))
+        self._count = uses([simple[e] for e in raw])
+        self._gathered: dict[Expression, Expression] = {}
+        final = {e: self._gather(simple[e]) for e in raw}
+        again = rewritten(list(final.values()), mixed)
+        self.states = [again[final[e]] for e in self.pulled.states]
+        self.vectors = {k: again[final[e]] for k, e in self.pulled.vectors.items()}
+        for atom, e in zip(self.pulled.columns.atoms, self.states, strict=True):
+            self._place(e, atom.width)
+        for (block, i), e in self.vectors.items():
+            if e.op != "state":
+                self._place(e, len(block.parts[i].index))
+        for level in range(max(slot.level for slot in self.slots), 1, -1):
+            for slot in [s for s in self.slots if s.level == level]:
+                self._carry(slot)
+
+    # ---- sums
+
+    def _gather(self, e: Expression) -> Expression:
+        if e not in self._gathered:
+            self._gathered[e] = self._gather_anew(e)
+        return self._gathered[e]
+
+    def _gather_anew(self, e: Expression) -> Expression:
+        if e.op in ("product", "row"):
+            return self._sum([Term(1, e)])
+        if e.op in ("add", "subtract", "negative"):
+            terms = flattened(e, lambda inner: self._count[inner] == 1)
+            own = [t for t in terms if t.term.op in ("product", "row") and self._count[t.term] == 1]
+            if any(t.term.op == "row" for t in own):
+                own += [t for t in terms if t.term.op == "fixed"]
+            if len(own) > 1 or (own and own[0].sign < 0):
+                rest = [Term(t.sign, self._gather(t.term)) for t in terms if t not in own]
+                return summed([Term(1, self._sum(own)), *rest])
+        if not e.args:
+            return e
+        return Expression(e.op, tuple(self._gather(a) for a in e.args), e.value)
+
+    def _sum(self, terms: list[Term]) -> Expression:
+        pieces = {
+            kind: tuple((t.sign, t.term.value[0]) for t in terms if t.term.op == kind)  # type: ignore[index]
+            for kind in ("product", "row", "fixed")
+        }
+        found = Sum(pieces["product"], pieces["row"], pieces["fixed"])
+        if found not in self.sums:
+            self.sums.append(found)
+        return leaf("sum", self.sums.index(found))
+
+    # ---- levels
+
+    def level(self, e: Expression) -> int:
+        """How many stages of products lie below an expression, its own included."""
+        if e not in self._levels:
+            levels = [self.sum_level(self.sums[n.value[0]]) for n in in_order([e]) if n.op == "sum"]  # type: ignore[index]
+            self._levels[e] = max(levels, default=0)
+        return self._levels[e]
+
+    def sum_level(self, s: Sum) -> int:
+        """The stage at which all vectors of a sum are there; 0 for what needs none."""
+        return max((self._product_level(piece) for _, piece in s.products), default=0)
+
+    def _product_level(self, piece: int) -> int:
+        block = self.pulled.pieces[piece][0]
+        assert isinstance(block, Multiplied)
+        vectors = [
+            self.vectors[block, i] for i, part in enumerate(block.parts) if not isinstance(part.block, State)
+        ]
+        return 1 + max((max(1, self.level(e)) for e in vectors if e.op != "state"), default=0)
+
+    def _place(self, e: Expression, size: int) -> None:
+        slot = Slot(max(1, self.level(e)), size)
+        if e not in self.where:
+            self.where[e] = slot
+            self.slots.setdefault(slot, []).append(e)
+
+    # ---- from stage to stage
+
+    def _carry(self, slot: Slot) -> None:
+        """Make the fewest values of earlier stages that this one needs outputs of theirs."""
+        ready = {
+            e: leaf("ready", k) for k, (e, own) in enumerate(self.where.items()) if own.level < slot.level
+        }
+        back = {new: e for e, new in ready.items()}
+        roots = [replace(e, ready) for e in self.slots[slot]]
+
+        def earlier(e: Expression) -> bool:
+            return e.op == "sum" and 0 < self.sum_level(self.sums[e.value[0]]) < slot.level  # type: ignore[index]
+
+        for e in minimal_cut(roots, earlier, lambda e: self._level_apart(e) < slot.level):
+            self._place(replace(e, back), slot.size)
+
+    def _level_apart(self, e: Expression) -> int:
+        """The level of an expression in which what is ready counts for nothing."""
+        return max((self.sum_level(self.sums[n.value[0]]) for n in in_order([e]) if n.op == "sum"), default=0)  # type: ignore[index]
+
+    @cached_property
+    def order(self) -> list[Slot]:
+        """The slots as stages, one after the other."""
+        return sorted(self.slots, key=lambda slot: slot.level)

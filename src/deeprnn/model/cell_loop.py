@@ -1,0 +1,211 @@
+"""A cell over a sequence: by its description on the fastest backend, or by the plain loop over its step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from deeprnn.backends.protocol import Inputs, Linear
+from deeprnn.backends.unrolling import unroll, unroll_linear, without_autocast
+from deeprnn.cells import draws, plans
+from deeprnn.cells.cell import Cell, handle_of
+from deeprnn.cells.plans import DrawSpec, Layout, Request
+from deeprnn.errors import UserError
+
+
+class Sequences(NamedTuple):
+    """Every state, and every other output of the description, at every step: (T, B, n) each."""
+
+    states: list[Tensor]
+    others: list[Tensor]
+
+
+def unroll_cell(
+    cell: Cell,
+    x: Tensor,
+    states: Sequence[Tensor],
+    reset: Tensor | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    drawn: Sequence[Tensor] | None = None,
+    backend: str = "auto",
+) -> Sequences:
+    """All steps of a cell: x (T, B, ·) or symbols (T, B), states (B, n) before the first.
+
+    `tensors` replace those that the cell holds, by path; `drawn` are the random numbers of `draw_specs`, (T, B, ·) or,
+    for a whole sequence, (B, ·), and are drawn here where they are not given.
+    """
+    request = Request(x.dtype, states[0].dtype, str(x.device))
+    if torch.compiler.is_compiling():
+        key = plans.compiled_plan(handle_of(cell), *request)
+        _guard(cell)
+        layout, described = plans.compiled_layout(key), None
+    else:
+        plan = plans.plan_of(cell, request, None if tensors is None else dict(tensors))
+        key, layout = plan.key, plan.layout
+        described = None if plan.traced is None else plan.traced.cell
+    own_start = reset is not None and type(cell).initial_state is not Cell.initial_state
+    if layout is None or own_start:
+        return plain_loop(cell, x, states, reset, tensors, backend)
+    values = [plans.held_tensor(cell, path) if tensors is None else tensors[path] for path in layout.held]
+    drawn = draw(layout.draws, x, request.dtype) if drawn is None else drawn
+    entering, inputs = _before_loop(key, layout, values, x, drawn)
+    streams = [y.to(request.dtype) for y in inputs.streams]  # masks may be bool, kernels read numbers
+    inputs = inputs._replace(states=_parts(layout, states), streams=streams, reset=reset)
+    described = layout.text if described is None else described
+    if isinstance(entering, Linear):
+        outputs = unroll_linear(described, entering, inputs, backend)
+    else:
+        outputs = unroll(described, inputs._replace(A=entering), backend)
+    others = [y for k, y in enumerate(outputs) if k not in layout.new_states]
+    return Sequences(_whole(layout, [outputs[k] for k in layout.new_states], len(states)), others)
+
+
+def draw_specs(cell: Cell, request: Request) -> tuple[DrawSpec, ...]:
+    """The random numbers that a described cell takes; none where it runs by the plain loop."""
+    layout = plans.plan_of(cell, request).layout
+    return () if layout is None else layout.draws
+
+
+def draw(specs: Sequence[DrawSpec], x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Fresh random numbers for a sequence x (T, B, …)."""
+    found = []
+    for kind, shape, per_sequence in specs:
+        size = (*x.shape[1 if per_sequence else 0 : 2], *shape)
+        sample = torch.rand if kind == "uniform" else torch.randn
+        found.append(sample(size, dtype=dtype, device=x.device))
+    return found
+
+
+def _guard(cell: Cell) -> None:
+    """Read every setting of the cell, so that compiled code is made anew when one of them changes."""
+    for path, name, value in plans.compiled_settings(handle_of(cell)):
+        part: Any = cell
+        for inner in path:
+            part = getattr(part, inner)
+        if getattr(part, name) != value:
+            raise AssertionError(f"{name} changed while it was compiled")
+
+
+def _before_loop(
+    key: str, layout: Layout, values: Sequence[Tensor], x: Tensor, drawn: Sequence[Tensor]
+) -> tuple[Linear | Tensor, Inputs]:
+    """What enters, and the matrices, vectors and streams."""
+    with without_autocast(x.device.type):  # weights that are computed keep their type
+        results = getattr(plans.GRAPHS, f"{key}/fixed")(*values)
+    groups, start = [], 0
+    for count in (*layout.counts, *layout.needed):
+        groups.append(list(results[start : start + count]))
+        start += count
+    matrices, vectors, U, b, for_rows, for_sequence = groups
+    T, B = x.shape[:2]
+    by_step: list[Tensor] = []
+    if hasattr(plans.GRAPHS, f"{key}/rows"):
+        rows = [_rows(d, T, B, own.per_sequence) for d, own in zip(drawn, layout.draws, strict=True)]
+        by_step = list(getattr(plans.GRAPHS, f"{key}/rows")(T * B, _rows(x, T, B), *rows, *for_rows))
+        by_step = [y.reshape(T, B, y.shape[-1]) for y in by_step]
+    by_sequence: list[Tensor] = []
+    if hasattr(plans.GRAPHS, f"{key}/sequence"):
+        once = [d for d, own in zip(drawn, layout.draws, strict=True) if own.per_sequence]
+        by_sequence = list(getattr(plans.GRAPHS, f"{key}/sequence")(B, *once, *for_sequence))
+    if layout.enters == "x":
+        entering = Linear(x, U, b)
+    elif layout.enters == "source":
+        entering = Linear(by_step.pop(0), U, b)
+    elif layout.enters == "A":
+        entering = by_step.pop(0)
+    else:
+        entering = torch.zeros(T, B, 0, dtype=values[0].dtype if values else None, device=x.device)
+    streams = [by_sequence.pop(0) if once else by_step.pop(0) for once in layout.streams]
+    return entering, Inputs(None, [], matrices, vectors, streams)
+
+
+def _rows(x: Tensor, T: int, B: int, per_sequence: bool = False) -> Tensor:
+    """Time and batch as one dimension."""
+    if per_sequence:
+        x = x.unsqueeze(0).expand(T, *x.shape)
+    return x.reshape(T * B, *x.shape[2:])
+
+
+def _parts(layout: Layout, states: Sequence[Tensor]) -> list[Tensor]:
+    """The states as the description has them: whole, or in parts."""
+    return [
+        states[k] if places is None else states[k][..., torch.tensor(places, device=states[k].device)]
+        for k, places in layout.parts
+    ]
+
+
+def _whole(layout: Layout, parts: Sequence[Tensor], count: int) -> list[Tensor]:
+    """The cell's own states from those of the description."""
+    found = []
+    for state in range(count):
+        own = [(places, y) for (k, places), y in zip(layout.parts, parts, strict=True) if k == state]
+        if own[0][0] is None:
+            found.append(own[0][1])
+            continue
+        order = [place for places, _ in own for place in places]  # type: ignore[union-attr]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        joined = torch.cat([y for _, y in own], -1)
+        found.append(
+            joined
+            if back == list(range(len(back)))
+            else joined[..., torch.tensor(back, device=joined.device)]
+        )
+    return found
+
+
+def plain_loop(
+    cell: Cell,
+    x: Tensor,
+    states: Sequence[Tensor],
+    reset: Tensor | None,
+    tensors: Mapping[str, Tensor] | None,
+    backend: str,
+) -> Sequences:
+    """Call the cell step by step."""
+    if backend not in ("auto", "reference"):
+        raise UserError(
+            f"backend {backend!r} cannot serve {type(cell).__name__}, which is unrolled by the plain loop: use "
+            "backend='auto'; layer.explain() says why"
+        )
+    state, steps = list(states), []
+    fresh = None if reset is None else cell.initial_state(x.shape[1])
+    with draws.sequence() as drawn:
+        for t in range(x.shape[0]):
+            drawn.asked = 0
+            if reset is not None and fresh is not None:
+                state = [
+                    torch.where(reset[t].unsqueeze(-1), h0, h) for h0, h in zip(fresh, state, strict=True)
+                ]
+            state = call_cell(cell, x[t], state, tensors)
+            steps.append(state)
+    if not steps:
+        return Sequences([h.unsqueeze(0)[:0] for h in states], [])
+    return Sequences([torch.stack(h) for h in zip(*steps, strict=True)], [])
+
+
+def call_cell(
+    cell: Cell, x: Tensor, states: Sequence[Tensor], tensors: Mapping[str, Tensor] | None = None
+) -> list[Tensor]:
+    """The states after one step, in the states' own type; under autocast too a cell computes in that type."""
+    with without_autocast(x.device.type):
+        x = x.to(states[0].dtype) if x.is_floating_point() else x
+        arguments = (x, *states)
+        new = cell(*arguments) if tensors is None else functional_call(cell, dict(tensors), arguments)
+        return [h.to(old.dtype) for h, old in zip(_as_states(cell, new), states, strict=True)]
+
+
+def _as_states(cell: Cell, new: Any) -> tuple[Tensor, ...]:
+    """What a step returned, as a tuple of the right length."""
+    found = tuple(new) if isinstance(new, (tuple, list)) else (new,)
+    wanted = cell.sizes().states
+    shapes = [tuple(h.shape[1:]) if isinstance(h, Tensor) else type(h).__name__ for h in found]
+    if shapes != [(n,) for n in wanted]:
+        raise UserError(
+            f"{type(cell).__name__}.step must return its {len(wanted)} new state(s), (B, n) with n = "
+            f"{', '.join(map(str, wanted))}, got {', '.join(map(str, shapes))} after the batch dimension"
+        )
+    return found

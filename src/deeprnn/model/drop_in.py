@@ -1,0 +1,203 @@
+"""Layers that take the place of `torch.nn.GRU` and `torch.nn.LSTM`: their arguments, names, results and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from deeprnn.cells.cell import Cell
+from deeprnn.cells.gru import GRU as GRUCell
+from deeprnn.cells.lstm import LSTM as LSTMCell
+from deeprnn.model.arguments import as_sizes
+from deeprnn.model.cell_loop import call_cell, unroll_cell
+from deeprnn.model.explain import explain
+from deeprnn.model.sequence_layer import SequenceLayer, Unrolled
+
+
+class DropIn(SequenceLayer, nn.RNNBase):
+    """An `nn.RNNBase` whose parameters are ordinary ones: neither flattened nor kept a second time.
+
+    Each level and direction has a cell without numbers of its own, which says how parameters named as in torch.nn,
+    such as `weight_ih_l0_reverse`, are used.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        cell: type[Cell],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        proj_size: int,
+        intermediate_sizes: int | Sequence[int],
+        device: Any,
+        dtype: torch.dtype | None,
+        backend: str,
+    ) -> None:
+        nn.Module.__init__(self)
+        sizes = input_size, hidden_size
+        self.set_up(num_layers, batch_first, dropout, bidirectional, backend, bias, sizes)
+        self.mode, self.hidden_size, self.bias, self.proj_size = mode, hidden_size, bias, proj_size
+        self.intermediate_sizes = as_sizes(intermediate_sizes)
+        settings: dict[str, Any] = {"bias": bias, "intermediate_sizes": self.intermediate_sizes}
+        if proj_size:
+            settings["proj_size"] = proj_size
+        widths = [input_size] + [(proj_size or hidden_size) * self.directions] * (num_layers - 1)
+        self._cells: tuple[Cell, ...] = tuple(
+            cell(n, hidden_size, **settings, device="meta") for n in widths for _ in range(self.directions)
+        )
+        own = self._cells[0].sizes()
+        self.input_size, self.state_sizes = input_size, own.states
+        self.output_size = own.output * self.directions
+        self.state_names = ("hx", "cx")[: len(own.states)]
+        self._names: tuple[dict[str, str], ...] = tuple(
+            {own: self._name_of(own, index) for own, _ in template.named_parameters()}
+            for index, template in enumerate(self._cells)
+        )
+        for names, template in zip(self._names, self._cells, strict=True):
+            for own, name in names.items():
+                shape = template.get_parameter(own).shape
+                self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self.reset_parameters()
+
+    def _name_of(self, own: str, index: int) -> str:
+        """`weight_zh_d2` of the second direction of level 0 is `weight_zh_l0_reverse_d2`."""
+        level, backward = divmod(index, self.directions)
+        base, deep, number = own.partition("_d")
+        return f"{base}_l{level}{'_reverse' * backward}{deep}{number}"
+
+    # `nn.RNNBase` looks after its second copy of the weights in these.
+    __setattr__ = nn.Module.__setattr__  # type: ignore[assignment]
+    __setstate__ = nn.Module.__setstate__  # type: ignore[assignment]
+    _apply = nn.Module._apply  # type: ignore[assignment]
+    _replicate_for_data_parallel = nn.Module._replicate_for_data_parallel  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: parameters are never flattened here. For code written with torch.nn in mind."""
+
+    @property
+    def _all_weights(self) -> list[list[str]]:
+        return [list(names.values()) for names in self._names]
+
+    @property
+    def _flat_weights_names(self) -> list[str]:
+        return [name for names in self._all_weights for name in names]
+
+    @property
+    def _flat_weights(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self._flat_weights_names]
+
+    def weights_dtype(self) -> torch.dtype:
+        """The type of the parameters; a replica of `nn.DataParallel` has them as plain attributes."""
+        weight = next(self.parameters(), None)
+        return (getattr(self, self._names[0]["weight_ih"]) if weight is None else weight).dtype
+
+    def _tensors(self, index: int) -> dict[str, Tensor]:
+        return {own: getattr(self, name) for own, name in self._names[index].items()}
+
+    def unroll_direction(
+        self, index: int, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
+    ) -> Unrolled:
+        """One cell over a sequence, with this layer's parameters."""
+        found = unroll_cell(self._cells[index], x, states, reset, self._tensors(index), backend=self.backend)
+        return Unrolled(found.states[0], found.states, found.others)
+
+    def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """One call of a cell, with this layer's parameters."""
+        new = call_cell(self._cells[index], x, states, self._tensors(index))
+        return new[0], new
+
+    def forward(  # type: ignore[override]
+        self,
+        input: Tensor | PackedSequence,
+        hx: Any = None,
+        *,
+        reset: Tensor | None = None,
+        lengths: Any = None,
+        return_all_states: bool = False,
+    ) -> Any:
+        """(output, h_n) as torch.nn's, with `return_all_states` also every sequence inside, as a list of lists.
+
+        `reset` marks steps before which a new sequence begins, `lengths` says where padded sequences end.
+        """
+        return self.results(input, hx, reset, lengths, return_all_states)
+
+    def step(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        """One step, for streaming: x (B, I), the state as `forward` takes and gives it."""
+        return self.run_step(x, hx)
+
+    def explain(self) -> str:
+        """What is computed before the loop, what in every step, what backward saves, and by which backend."""
+        return explain(self, self._cells, [self._tensors(i) for i in range(len(self._cells))])
+
+    def extra_repr(self) -> str:
+        text = f"{self.input_size}, {self.hidden_size}"
+        defaults = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False,
+                    "proj_size": 0, "intermediate_sizes": (), "backend": "auto"}  # fmt: skip
+        for name, default in defaults.items():
+            if (value := getattr(self, name)) != default:
+                text += f", {name}={value!r}"
+        return text
+
+
+class GRU(DropIn):
+    """`torch.nn.GRU`; with `intermediate_sizes` a deep transition computes the candidate (`cells.gru.GRU`)."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        proj_size: int = 0,
+        intermediate_sizes: int | Sequence[int] = (),
+        backend: str = "auto",
+    ) -> None:
+        if proj_size:
+            raise ValueError("proj_size argument is only supported for LSTM, not GRU")
+        super().__init__("GRU", GRUCell, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+                         0, intermediate_sizes, device, dtype, backend)  # fmt: skip
+
+
+class LSTM(DropIn):
+    """`torch.nn.LSTM`; with `intermediate_sizes` a deep transition computes the candidate (`cells.lstm.LSTM`)."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        intermediate_sizes: int | Sequence[int] = (),
+        backend: str = "auto",
+    ) -> None:
+        if proj_size < 0:
+            raise ValueError("proj_size should be a positive integer or zero to disable projections")
+        if proj_size and proj_size >= hidden_size:
+            raise ValueError("proj_size has to be smaller than hidden_size")
+        super().__init__("LSTM", LSTMCell, input_size, hidden_size, num_layers, bias, batch_first, dropout,
+                         bidirectional, proj_size, intermediate_sizes, device, dtype, backend)  # fmt: skip

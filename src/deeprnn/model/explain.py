@@ -1,0 +1,245 @@
+"""How a recurrent layer is computed, in words: what leaves the loop, what each step does, what backward keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from deeprnn.backends.choose import choose, why_not
+from deeprnn.backends.registry import PREFERENCE
+from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.cell import Cell
+from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Vector
+from deeprnn.cells.expressions import Expression
+from deeprnn.cells.plans import Plan, Request, plan_of
+from deeprnn.cells.trace import Traced
+from deeprnn.cells.tracing.operations import name_of
+
+MEANINGS = {
+    "mix": "mix(w, a, b) = a + w · (b − a)",
+    "select": "select(c, a, b) = a where c is not 0, else b",
+}
+INFIX = {"add": " + ", "subtract": " − ", "multiply": " · ", "divide": " / "}
+
+
+def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Tensor]] | None = None) -> str:
+    """The text of a layer's `explain()`."""
+    dtype = layer.weights_dtype()
+    device = str(next((p.device for p in layer.parameters()), torch.device("cpu")))
+    symbols = bool(getattr(cells[0], "symbols", False))
+    request = Request(torch.int64 if symbols else dtype, dtype, device)
+    texts: dict[str, list[str]] = {}
+    for k, cell in enumerate(cells):
+        level, backward = divmod(k, layer.directions)
+        place = f"level {level + 1}{', backwards' if backward else ''}"
+        plan = plan_of(cell, request, None if tensors is None else dict(tensors[k]))
+        texts.setdefault(_cell_text(cell, plan, request, layer.backend), []).append(place)
+    blocks = []
+    for text, places in texts.items():
+        head = f"{', '.join(places)}:\n" if len(cells) > 1 else ""
+        blocks.append(head + text)
+    return "\n\n".join(blocks)
+
+
+def step_equations(cell: Cell) -> list[str]:
+    """What one step of a cell computes, one line each; its docstring's first line where it cannot be described."""
+    plan = plan_of(cell, Request(torch.float32, torch.float32, "cpu"))
+    if plan.traced is None:
+        first = (type(cell).__doc__ or "").strip().partition("\n")[0]
+        return [first or f"{', '.join(cell.state_names())} = step(x, {', '.join(cell.state_names())})"]
+    names = Names(plan.traced.cell, cell.state_names(), plan.traced)
+    lines = _before(plan.traced, names)
+    for s in range(len(plan.traced.cell.stages)):
+        lines += _stage(plan.traced.cell, s, names)
+    lines += [f"where {meaning}" for name, meaning in MEANINGS.items() if f"{name}(" in "".join(lines)]
+    notes = ("    (travels to all units)", "    (stays with its unit)")
+    return [
+        line.strip().removesuffix(notes[0].strip()).removesuffix(notes[1].strip()).strip() for line in lines
+    ]
+
+
+def entering_parameters(cell: Cell) -> set[str]:
+    """The parameters that multiply the input; where a cell is not described, those that are as wide as it alone."""
+    plan = plan_of(cell, Request(torch.float32, torch.float32, "cpu"))
+    if plan.traced is None:
+        width, states = cell.sizes().input, cell.sizes().states
+        return {n for n, p in cell.named_parameters() if p.shape[-1:] == (width,) and width not in states}
+    own = plan.traced.hoisted
+    enters = _ancestors([*own.U, *([] if own.entering is None else [own.entering])])
+    inside = _ancestors(own.written.matrices)
+    held = own.columns.recording.held
+    return {name for name, node in held.items() if node in enters and node not in inside}
+
+
+def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    found, stack = set(), list(nodes)
+    while stack:
+        if (node := stack.pop()) not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
+
+
+def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
+    sizes = cell.sizes()
+    states = ", ".join(f"{n} ({width})" for n, width in zip(cell.state_names(), sizes.states, strict=True))
+    head = f"{type(cell).__name__}: input {sizes.input}, state {states}"
+    if plan.traced is None:
+        return f"{head}\nunrolled by the plain loop over step, because it cannot be described: {plan.reason}"
+    names = Names(plan.traced.cell, cell.state_names(), plan.traced)
+    lines = [head, "before the loop, for all steps at once:", *_before(plan.traced, names), "in every step:"]
+    for s in range(len(plan.traced.cell.stages)):
+        lines += _stage(plan.traced.cell, s, names)
+    lines += [f"  where {meaning}" for name, meaning in MEANINGS.items() if f"{name}(" in "".join(lines)]
+    lines += [*_backward(plan.traced.cell, names), _backend(plan.traced.cell, request, backend)]
+    return "\n".join(lines)
+
+
+class Names:
+    """What the parts of a description are called in the text."""
+
+    def __init__(self, cell: CellDescription, state_names: Sequence[str], traced: Traced) -> None:
+        self.states = [
+            state_names[p.state] + ("" if p.places is None else f"[{_span(p.places)}]") for p in traced.parts
+        ]
+        self.outputs: dict[Output, str] = {}
+        for output in cell.outputs:
+            own = [self.states[k] for k, new in enumerate(cell.new_states) if new == output]
+            inner = sum(o not in cell.new_states for o in self.outputs) + 1
+            self.outputs[output] = own[0] if own else f"z{inner}"
+
+    def vector(self, v: Vector) -> str:
+        """A vector that a matrix multiplies."""
+        return f"{self.states[v.index]}(t-1)" if v.kind == "state" else self.outputs[Output(v.stage, v.index)]
+
+    def text(self, e: Expression, stage: int) -> str:
+        """An expression, as it would be written by hand."""
+        index: Any = e.value
+        if e.op == "constant":
+            return f"{e.value:g}"
+        if e.op == "preactivation":
+            return f"a{index[0] + 1}"
+        if e.op == "state":
+            return f"{self.states[index[0]]}(t-1)"
+        if e.op == "output":
+            return self.outputs[Output(*index)]
+        if e.op in ("vector", "stream"):
+            return f"{'v' if e.op == 'vector' else 'mask'}{index[0] + 1}"
+        if e.op in ("saved", "gradient"):
+            return f"{e.op}{list(index)}"
+        args = [self.text(a, stage) for a in e.args]
+        if e.op in INFIX:
+            parts = [f"({a})" if _loose(own, e.op) else a for a, own in zip(args, e.args, strict=True)]
+            return INFIX[e.op].join(parts)
+        return f"{e.op}({', '.join(args)})"
+
+
+def _loose(e: Expression, outer: str) -> bool:
+    return e.op in ("add", "subtract") and outer != "add"
+
+
+def _span(places: tuple[int, ...]) -> str:
+    if places == tuple(range(places[0], places[-1] + 1)):
+        return f"{places[0]}:{places[-1] + 1}"
+    return f"{len(places)} places"
+
+
+def _before(traced: Traced, names: Names) -> list[str]:
+    own, cell = traced.hoisted, traced.cell
+    paths = {node: path for path, node in own.columns.recording.held.items()}
+    lines = []
+    for k, node in enumerate(own.written.matrices, 1):
+        rows, columns = node.meta["shape"]
+        lines.append(f"  M{k} ({rows} × {columns}) = {_node(node, paths)}")
+    for k, node in enumerate(own.vectors, 1):
+        lines.append(f"  v{k} ({node.meta['shape'][0]}) = {_node(node, paths)}")
+    for k, (node, per_sequence) in enumerate(own.streams, 1):
+        when = "once a sequence" if per_sequence else "anew at every step"
+        lines.append(f"  mask{k} ({node.meta['shape'][1]}), {when} = {_node(node, paths)}")
+    if own.entering is None:
+        lines.append("  nothing of the input")
+    elif traced.linear:
+        U = ", ".join(_node(u, paths) for u in own.U)
+        b = f" + {', '.join(_node(b, paths) for b in own.b)}" if own.b else ""
+        lines.append(
+            f"  A ({cell.entry_width} a step) = {_node(own.entering, paths)} · [{U}]ᵀ{b}, one product"
+        )
+    else:
+        lines.append(f"  A ({cell.entry_width} a step) = {_node(own.entering, paths)}")
+    return lines
+
+
+def _stage(cell: CellDescription, s: int, names: Names) -> list[str]:
+    stage = cell.stages[s]
+    lines = [f"  stage {s + 1}: {stage.size} units"]
+    for i, a in enumerate(stage.preactivations, 1):
+        lines.append(f"    a{i} = {_preactivation(a, stage.size, names)}")
+    for k, e in enumerate(stage.outputs):
+        output = Output(s, k)
+        travels = "travels to all units" if output in cell.travelling else "stays with its unit"
+        lines.append(f"    {names.outputs[output]} = {names.text(e, s)}    ({travels})")
+    return lines
+
+
+def _preactivation(a: Preactivation, size: int, names: Names) -> str:
+    terms = [] if a.entry is None else [f"A[{_rows(a.entry, size)}]"]
+    for p in a.products:
+        columns = f", {p.column}:" if p.column else ""
+        terms.append(f"M{p.matrix + 1}[{_rows(p.rows, size)}{columns}] {names.vector(p.vector)}")
+    return " + ".join(terms)
+
+
+def _rows(rows: Rows, size: int) -> str:
+    end = rows.start + (size - 1) * rows.step + 1
+    return f"{rows.start}:{end}" + (f":{rows.step}" if rows.step > 1 else "")
+
+
+def _backward(cell: CellDescription, names: Names) -> list[str]:
+    own = adjoint(cell)
+    saved = [names.text(e, s) for s, stage in enumerate(own.stages) for e in stage.saved]
+    numbers = sum(cell.stages[s].size for s, _ in own.saved)
+    what = f"saves {', '.join(saved)} ({numbers} numbers a step)" if saved else "saves nothing more"
+    return [f"for backward: reads all of the above that is named, and {what}"]
+
+
+def _backend(cell: CellDescription, request: Request, backend: str) -> str:
+    device = torch.device(request.device)
+    if backend != "auto":
+        return f"backend: {backend}, as asked for"
+    chosen = choose(cell.text, request.device, request.dtype)
+    tried = PREFERENCE.get(device.type, ("reference",))
+    reasons = [
+        why_not(name, cell.text, request.device, request.dtype) for name in tried[: tried.index(chosen)]
+    ]
+    why = f" ({'; '.join(r for r in reasons if r)})" if reasons else ""
+    return f"backend: {chosen} on {request.device} in {request.dtype}{why}"
+
+
+def _node(node: Any, paths: Mapping[fx.Node, str]) -> str:
+    """What is computed before the loop, as an expression of the cell's tensors."""
+    if not isinstance(node, fx.Node):
+        return f"{node:g}" if isinstance(node, float) else str(node)
+    if node in paths:
+        return paths[node]
+    if node.op == "get_attr":
+        return f"constant {tuple(node.meta['shape'])}"
+    if node.op == "placeholder":
+        return "random numbers" if node.meta.get("draw") else node.name
+    name, args = name_of(node), [_node(a, paths) for a in node.args if isinstance(a, fx.Node)]
+    if name == "t":
+        return f"{args[0]}ᵀ"
+    if name == "slice":
+        dim, start, end = (*node.args[1:4], None, None)[:3]  # type: ignore[misc]
+        return f"{args[0]}[{':, ' * dim}{start}:{end}]"  # type: ignore[operator]
+    if name in ("cat", "stack"):
+        return f"[{', '.join(_node(a, paths) for a in node.args[0])}]"  # type: ignore[union-attr]
+    if name in ("_to_copy", "reshape", "view", "expand", "lift_fresh"):
+        return args[0]
+    numbers = [_node(a, paths) for a in node.args if isinstance(a, (int, float))]
+    sign = {"add": " + ", "sub": " − ", "mul": " · ", "div": " / ", "mm": " · "}.get(name)
+    if sign is not None and len(args + numbers) == 2:
+        return sign.join(args + numbers)
+    return f"{name}({', '.join(args + numbers)})"

@@ -1,0 +1,346 @@
+"""Saving a run: what is written when, so that it survives a kill at any moment.
+
+An epoch's end appends a line to metrics.jsonl, then saves the state, which holds the file's length. A run
+that is cut off in between is taken up from the saved state with metrics.jsonl cut to that length, and does
+again, bit for bit, what was lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeprnn import __version__
+from deeprnn.cells import lookup
+from deeprnn.data.music import MusicData, Songs
+from deeprnn.data.openings import openings
+from deeprnn.errors import UserError
+from deeprnn.files import cannot_write, write_json
+from deeprnn.model import paper, structure
+from deeprnn.model.metrics import HEADLINE
+from deeprnn.model.models import SequenceModel
+from deeprnn.model.specs import Dropout
+from deeprnn.runs import checkpoint, ledger
+from deeprnn.runs.folder import Run, change_run, commit, environment, now, start_population, start_run
+from deeprnn.runs.reading import regular
+from deeprnn.training.evaluate import Data
+from deeprnn.training.loop import MemberName, Trainer, Watcher, members_of
+from deeprnn.training.recipe import Recipe, override, to_toml
+from deeprnn.training.recipe.continuing import check_goes_on
+
+logger = logging.getLogger("deeprnn")
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; its state has been saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+@contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying of them; a second one acts at once.
+
+    Python delivers signals to the main thread only: elsewhere this listens to nothing.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class RunSaver:
+    """Watches a trainer and writes its run folder; a population has a folder for each member below `folder`."""
+
+    def __init__(
+        self, trainer: Trainer, folder: Path, received: Sequence[int] = (), every_epoch: bool = True
+    ) -> None:
+        self.trainer, self.folder, self.received, self.every_epoch = trainer, folder, received, every_epoch
+        self.homes = member_folders(trainer.recipe, folder)
+        self.lengths = [0] * len(self.homes)
+        self.saved_at = time.monotonic()
+        self.saved_best = [0] * len(self.homes)
+        self.fingerprint = fingerprint(trainer.data)
+        self.threads = 0  # CPU threads that the saved state was trained with; 0: not known
+
+    # ---- watching
+
+    def updated(self, trainer: Trainer) -> None:
+        """Save in mid-epoch where the recipe asks for it, or a signal does."""
+        part = trainer.recipe.save
+        if (
+            (part.seconds and self._due)
+            or (part.updates and trainer.index % part.updates == 0)
+            or self.received
+        ):
+            trainer.check_finite(saving=True)
+            self.save()
+        if self.received:
+            raise Interrupted(self.received[0])
+
+    def scored(self, trainer: Trainer, split: str, done: int, total: int) -> None:
+        """Stop in the middle of scoring where a signal asks for it; it begins again when the run goes on."""
+        if self.received:
+            if not trainer.schedule.done:  # within an epoch's end, which nothing has been saved of
+                trainer.check_finite(saving=True)
+                self.save()
+            raise Interrupted(self.received[0])
+
+    def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
+        """Write the epoch's lines, then the state: where the run ends here, when it is time, or always."""
+        for p, row in enumerate(rows):
+            if row is not None:
+                self._append(p, row)
+        if self.every_epoch or self._due or self.received or trainer.schedule.done:
+            self.save()
+        if self.received and not trainer.schedule.done:
+            raise Interrupted(self.received[0])
+
+    @property
+    def _due(self) -> bool:
+        return time.monotonic() - self.saved_at >= self.trainer.recipe.save.seconds
+
+    def _append(self, member: int, row: Mapping[str, Any]) -> None:
+        line = (json.dumps(row) + "\n").encode()
+        path = self.homes[member] / "metrics.jsonl"
+        try:
+            with open(path, "ab") as file:
+                file.truncate(self.lengths[member])
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        self.lengths[member] += len(line)
+
+    # ---- saving
+
+    def save(self) -> None:
+        """The whole training state, and the best parameters where they are new."""
+        t = self.trainer
+        for p, m in enumerate(t.schedule.members):
+            if m.best_epoch > self.saved_best[p]:
+                checkpoint.save_best(
+                    self.homes[p], t.parameters(p), {"epoch": m.best_epoch, "valid_nats": m.best}
+                )
+                self.saved_best[p] = m.best_epoch
+        meta = {
+            "epoch": t.epoch,
+            "index": t.index,
+            "seconds": t.seconds,
+            "epoch_seconds": t.epoch_seconds,
+            "members": t.schedule.state(),
+            "metrics_bytes": self.lengths,
+            "parameters": list(t.layout.names),
+            "recipe": t.recipe.to_dict(),
+            "fingerprint": self.fingerprint,
+            "threads": torch.get_num_threads(),
+        }
+        checkpoint.save_state(self.folder, {**t.updater.tensors(), "best": t.best}, meta)
+        self.saved_at = time.monotonic()
+
+    @torch.no_grad()
+    def restore(self) -> bool:
+        """Take up the newest whole state; False if none was saved yet."""
+        state = checkpoint.load_state(self.folder)
+        if state is None:
+            self._cut([0] * len(self.homes))
+            return False
+        t, meta = self.trainer, state.meta
+        check_goes_on(meta.get("recipe", {}), t.recipe, self.folder / "recipe.toml")
+        if meta["parameters"] != list(t.layout.names):
+            raise UserError(
+                f"{state.path} belongs to another model than {self.folder / 'recipe.toml'} describes"
+            )
+        # A state without Adam's own count, by an earlier version, has seen every update.
+        saved = {"optimiser.seen": state.tensors["tau"], **state.tensors}
+        for name, tensor in {**t.updater.tensors(), "best": t.best}.items():
+            if name not in saved:
+                raise UserError(
+                    f"{state.path} has no {name!r}: it was saved with other settings or by another version"
+                )
+            tensor.copy_(saved[name])
+        t.epoch, t.index = meta["epoch"], meta["index"]
+        t.seconds, t.epoch_seconds = meta["seconds"], meta["epoch_seconds"]
+        t.schedule.load(meta["members"])
+        self.saved_best = [0] * len(self.homes)  # so that best.* is written again, whatever befell it
+        self.threads = meta.get("threads", 0)
+        self._cut(meta["metrics_bytes"])
+        return True
+
+    def reopen(self) -> None:
+        """Go on with members that the recipe's present limits would not have stopped; an error if there are none."""
+        t = self.trainer
+        t.reopen()
+        if t.schedule.done:
+            reasons = "; ".join(dict.fromkeys(m.finished for m in t.schedule.members))
+            raise UserError(
+                f"{self.folder} has trained {t.epoch - 1} epochs in {t.seconds / 60:.1f} minutes and cannot go on "
+                f"({reasons}): limits count from the run's beginning, so give larger ones, as in "
+                f"--stop.epochs {2 * (t.epoch - 1)} or --stop.minutes {2 * t.seconds / 60:.2g}, or 0 for none"
+            )
+
+    def _cut(self, lengths: Sequence[int]) -> None:
+        """Put metrics.jsonl back to what the state knows of; lines that were lost since stay lost."""
+        self.lengths = list(lengths)
+        for p, (home, length) in enumerate(zip(self.homes, lengths, strict=True)):
+            path = home / "metrics.jsonl"
+            if os.path.lexists(path) and not regular(path):
+                path.unlink()  # a pipe or a link in its place: nothing of ours
+            lines = path.read_bytes()[:length] if path.exists() else b""
+            if len(lines) < length:
+                logger.warning("%s has lost lines: its learning curve begins anew", path)
+                lines = b""
+            self.lengths[p] = len(lines)
+            if path.exists():
+                os.truncate(path, len(lines))
+
+
+def has_other_limits(recipe: Recipe, folder: Path) -> bool:
+    """Whether a recipe says otherwise than the newest checkpoint's when to stop."""
+    saved = (checkpoint.read_meta(folder) or {}).get("recipe", {})
+    return any(getattr(recipe.stop, name) != value for name, value in saved.get("stop", {}).items())
+
+
+def member_folders(recipe: Recipe, folder: Path) -> list[Path]:
+    """Each member's own folder: the run's, or one below it."""
+    members = members_of(recipe)
+    return [folder] if len(members) == 1 else [folder / member.name for member in members]
+
+
+def create_folders(recipe: Recipe, data: Data, folder: Path, device: torch.device | str) -> None:
+    """Create the folder (and the members') with everything known before the first update."""
+    members = members_of(recipe)
+    spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
+    if len(members) > 1:
+        start_population(folder, [m.name for m in members], to_toml(recipe))
+    shared = {
+        "status": "running",
+        "data": {
+            "name": data.name,
+            "kind": data.kind,
+            "path": own_path(recipe),
+            "fingerprint": fingerprint(data),
+            "most_notes": most_notes(data),
+        },
+        "model": spec.to_dict(),
+        "label": label(recipe),
+        "parameters": sum(p.numel() for p in SequenceModel(spec, "meta", initialise=False).parameters()),
+        "version": __version__,
+        "commit": commit(),
+        "environment": environment(str(device)),
+        "paper": paper.result(data.name, recipe.model.kind) if is_paper(recipe) else None,
+        "metric": HEADLINE[data.kind].name,
+        "result": None,
+    }
+    for member, home in zip(members, member_folders(recipe, folder), strict=True):
+        own = to_toml(member_recipe(recipe, member))
+        name = folder.name if home == folder else f"{folder.name}/{member.name}"
+        start_run(home, {"name": name, **shared, "seed": member.seed}, own, side_files(data))
+
+
+def member_recipe(recipe: Recipe, member: MemberName) -> Recipe:
+    """The recipe that trains one member alone."""
+    return override(recipe, {"seeds": [member.seed], "rates": [], "optimiser.rate": member.rate})
+
+
+def fingerprint(data: Data) -> str:
+    """What the data is, in a few characters: another text or other songs have another."""
+    digest = hashlib.sha256()
+    for name, split in data.splits.items():
+        digest.update(name.encode())
+        arrays = (split.lengths, split.packed) if isinstance(split, Songs) else (np.asarray(split, np.int64),)
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+    if not isinstance(data, MusicData):
+        digest.update(json.dumps(data.vocabulary).encode())
+    return digest.hexdigest()[:16]
+
+
+def most_notes(data: Data) -> int | None:
+    """Notes that sound at once in the training part, at the most: music that is generated has no more."""
+    if not isinstance(data, MusicData):
+        return None
+    return max((int(song.sum(1).max(initial=0)) for song in data.splits["train"]), default=0) or None
+
+
+def own_path(recipe: Recipe) -> str | None:
+    """Where a person's own data lies, None for a named set."""
+    from deeprnn.data import names
+
+    return None if recipe.data.name in names() else recipe.data.name
+
+
+def side_files(data: Data) -> dict[str, Any]:
+    """What generation needs of the data: a music's grid, a text's vocabulary, some beginnings."""
+    begin = {"openings.json": openings(data)}
+    if isinstance(data, MusicData):
+        return begin if data.grid is None else {"grid.json": data.grid.to_dict(), **begin}
+    return {"vocabulary.json": data.vocabulary, **begin}
+
+
+def label(recipe: Recipe) -> str:
+    """The model's name as the paper would print it, or the recipe's own word where it has one."""
+    if recipe.model.cell:
+        return lookup.label(recipe.model.cell)
+    spec = recipe.model.spec(1, False, Dropout())  # the name does not depend on the data
+    own = recipe.model.kind not in (structure.short_name(spec), *paper.LABELS)
+    return recipe.model.kind if own else structure.label(spec)
+
+
+def is_paper(recipe: Recipe) -> bool:
+    """Whether the model has Table 1's size, so that the paper's number stands beside its own."""
+    if recipe.model.cell:
+        return False
+    if recipe.model.kind == "dots-star":
+        return True  # its sizes are not published
+    try:
+        spec = paper.spec(recipe.data.name, recipe.model.kind)
+    except (KeyError, StopIteration):
+        return False
+    own = recipe.model.spec(spec.input_size, spec.output == "categorical", spec.dropout)
+    return own == spec
+
+
+def finish(trainer: Trainer, folder: Path, watchers: Sequence[Watcher] = ()) -> list[dict[str, Any] | None]:
+    """Score the best parameters, write each run's ledger entry and close its folder."""
+    results = trainer.results(watchers)
+    for p, (home, result) in enumerate(zip(member_folders(trainer.recipe, folder), results, strict=True)):
+        changes: dict[str, Any] = {
+            "status": "failed" if result is None else "finished",
+            "result": result,
+            "reason": trainer.schedule.members[p].finished,
+            "seconds": round(trainer.seconds, 1),
+            "updated": now(),
+        }
+        if result is not None:  # before run.json says that all is done: a kill in between is made good
+            run = Run(home)
+            write_json(home / "ledger.json", ledger.entry(run, {**run.info, **changes}))
+        change_run(home, **changes)
+    return results

@@ -1,0 +1,53 @@
+"""Cells step by step on a GPU: library products and a generated epilogue, here by torch and g++."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deeprnn.backends import autograd
+from deeprnn.backends.cuda import stepwise
+from deeprnn.backends.cuda.epilogue import header
+from deeprnn.backends.protocol import Case as BackendCase
+from tests.backends import grid
+from tests.backends.cells_by_hand import by_name
+from tests.backends.grid import Case
+from tests.backends.small_emulation import EMULATED, Small
+
+CELLS = by_name(5)
+
+
+@pytest.fixture
+def emulated(monkeypatch, tmp_path):
+    kernels = {}
+
+    def load_kernel(own, stage, device):
+        if (own, stage) not in kernels:
+            folder = tmp_path / str(len(kernels))
+            folder.mkdir()
+            macros, headers = {"STAGE": stage}, {"cell.cuh": header(own)}
+            kernels[own, stage] = Small(folder, "stepwise/stepwise.cu", "epilogue_step", macros, headers)
+        return kernels[own, stage]
+
+    monkeypatch.setattr(stepwise, "load_kernel", load_kernel)
+    monkeypatch.setattr(stepwise, "index_of", lambda device: 0)
+
+
+CASES = [
+    Case("dts", CELLS["dts"], 4, 3, reset=True, population=2),
+    Case("pooled", CELLS["pooled"], 3, 2),
+    Case("masked", CELLS["masked"], 4, 3, reset=True),
+    Case("lstm", CELLS["lstm"], 4, 3, reset=True),
+    Case("highway", CELLS["highway"], 3, 2, state_gradient_only=True),
+]
+
+
+@EMULATED
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_emulated(case, emulated):
+    grid.examine(lambda cell, inputs, p: autograd.unroll("stepwise", cell.text, p, inputs), case)
+
+
+def test_tensors_elsewhere_are_refused_with_the_remedy():
+    case = BackendCase(CELLS["rnn"], torch.device("cpu"), torch.float32)
+    assert ".cuda()" in (stepwise.BACKEND.why_not(case) or "")

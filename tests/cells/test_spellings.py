@@ -1,0 +1,103 @@
+"""A user's step, however it is spelled, is described, and computes what it computes step by step."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from deeprnn.cells.plans import Request, plan_of
+from deeprnn.model.cell_loop import plain_loop, unroll_cell
+from tests.cells.spellings import EQUIVALENT, FUSED, INPUT, PLAIN, SAME, SYMBOLS, Own
+
+T, B = 6, 3
+
+
+def example(cell, symbols=False):
+    generator = torch.Generator().manual_seed(1)
+    cell.double()
+    if symbols:
+        x = torch.randint(0, INPUT, (T, B), generator=generator)
+    else:
+        x = torch.randn(T, B, INPUT, dtype=torch.float64, generator=generator).requires_grad_()
+    states = [
+        torch.randn(B, n, dtype=torch.float64, generator=generator).requires_grad_() for n in cell.state_sizes
+    ]
+    reset = torch.rand(T, B, generator=generator) < 0.2
+    return x, states, reset
+
+
+def compare(cell, x, states, reset):
+    """Outputs and all gradients of the described cell against its own step in a loop."""
+    plan = plan_of(cell, Request(x.dtype, torch.float64, "cpu"))
+    assert not plan.reason, plan.reason
+    found = unroll_cell(cell, x, states, reset).states
+    truth = plain_loop(cell, x, states, reset, None, "auto").states
+    leaves = [t for t in (x, *states, *cell.parameters()) if t.is_floating_point()]
+    weights = [torch.randn_like(y) for y in truth]
+    grads = [
+        torch.autograd.grad(
+            sum((y * w).sum() for y, w in zip(ys, weights, strict=True)), leaves, allow_unused=True
+        )
+        for ys in (found, truth)
+    ]
+    for y, want in zip(found, truth, strict=True):
+        torch.testing.assert_close(y, want, rtol=1e-10, atol=1e-10)
+    for g, want in zip(*grads, strict=True):
+        g = torch.zeros(()) if g is None else g
+        torch.testing.assert_close(*torch.broadcast_tensors(g.double(), torch.zeros(()) if want is None else want),
+                                   rtol=1e-7, atol=1e-7, check_dtype=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_described_cells_equal_their_own_step(name):
+    make, rule, states = FUSED[name]
+    torch.manual_seed(0)
+    cell = Own(make, rule, states)
+    compare(cell, *example(cell))
+
+
+@pytest.mark.parametrize("name", SYMBOLS)
+def test_integer_symbols_are_gathered(name):
+    torch.manual_seed(0)
+    cell = Own(*SYMBOLS[name])
+    compare(cell, *example(cell, symbols=True))
+
+
+@pytest.mark.parametrize(
+    ("group", "k"), [(g, k) for g in (SAME | EQUIVALENT) for k in range(len((SAME | EQUIVALENT)[g][1]))]
+)
+def test_spellings_of_one_cell(group, k):
+    make, rules = (SAME | EQUIVALENT)[group]
+    torch.manual_seed(0)
+    first, cell = Own(make, rules[0]), Own(make, rules[k])
+    compare(cell, *example(cell))
+    if group in SAME:
+        request = Request(torch.float32, torch.float64, "cpu")
+        first.double()
+        assert plan_of(cell, request).traced.cell == plan_of(first, request).traced.cell
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_cannot_be_described_runs_by_the_plain_loop_and_says_so_once(name, caplog):
+    make, rule, word = PLAIN[name]
+    torch.manual_seed(0)
+
+    class Odd(Own):
+        pass
+
+    Odd.__qualname__ = f"Odd {name}"
+    cell = Odd(make, rule)
+    x, states, reset = example(cell)
+    with caplog.at_level(logging.INFO, logger="deeprnn"):
+        for _ in range(2):
+            found = unroll_cell(cell, x, states, reset).states[0]
+    lines = [r.getMessage() for r in caplog.records if "plain loop" in r.getMessage()]
+    assert len(lines) == 1
+    assert word in lines[0], lines[0]
+    h, steps = states[0], []
+    for t in range(T):
+        h = cell.step(x[t], torch.where(reset[t, :, None], 0.0, h))
+        steps.append(h)
+    assert torch.equal(found, torch.stack(steps))
