@@ -95,7 +95,8 @@ class SequenceModel(Traceable):
         if is_symbolic(x):
             return leaf(self, x, state, reset, masks)
         top, state = self.hidden(x, state, reset, masks)
-        return self.predict(top, _of_output(masks or {})), state
+        dropped = _of_output(masks or {})
+        return self.predict(top, dropped) if dropped else self.predict(top), state
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """One step, for streaming and sampling: x (B, I) or symbols (B,), logits (B, O)."""
