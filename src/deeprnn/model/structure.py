@@ -12,6 +12,8 @@ from deeprnn.model.explain import entering_parameters, step_equations
 from deeprnn.model.specs import CellSpec, Level, ModelSpec
 
 SUBSCRIPTS = str.maketrans("0123456789+-t", "₀₁₂₃₄₅₆₇₈₉₊₋ₜ")
+NADE = "-NADE"
+"""what a label ends with where ▷ is one"""
 SUPERSCRIPTS = str.maketrans("0123456789()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁽⁾")
 
 
@@ -185,9 +187,11 @@ def _out(source: Layer, target: Layer, matrix: str, top: Layer) -> Link:
 
 
 def label(spec: ModelSpec) -> str:
-    """The name the paper would give: RNN, DT(S)-RNN, DOT-RNN, sRNN, sDT(S)-RNN, …"""
+    """The name the paper would give: RNN, DT(S)-RNN, DOT-RNN, sRNN, sDT(S)-RNN, …, and RNN-NADE."""
+    nade = NADE if spec.output == "nade" else ""
     if isinstance(spec.levels[0], CellSpec):
-        return f"{'s' * (len(spec.levels) > 1)}{'DO-' * bool(spec.predict.sizes)}{cell_label(spec.levels[0].cell)}"
+        deep = f"{'s' * (len(spec.levels) > 1)}{'DO-' * bool(spec.predict.sizes)}"
+        return f"{deep}{cell_label(spec.levels[0].cell)}{nade}"
     deep_in = any(level.input_mlp_sizes for level in spec.levels)
     deep_transition = any(level.depth > 1 for level in spec.levels)
     shortcut = any(any(level.shortcuts) for level in spec.levels)
@@ -195,13 +199,15 @@ def label(spec: ModelSpec) -> str:
     star = "*" if any(unit.startswith("lp") for level in spec.levels for unit in level.units) else ""
     stacked = "s" if len(spec.levels) > 1 else ""
     deep = f"D{letters}{'(S)' if shortcut else ''}-" if letters else ""
-    return f"{stacked}{deep}RNN{star}"
+    return f"{stacked}{deep}RNN{star}{nade}"
 
 
 def short_name(spec: ModelSpec) -> str:
-    """The label as it is typed and as folders are named: rnn, dts, dots, srnn, sdts, dots-star."""
-    name = label(spec).lower().replace("(s)", "s")
-    return name.rstrip("*").removesuffix("-rnn") + "-star" * name.endswith("*")
+    """The label as it is typed and as folders are named: rnn, dts, dots, srnn, sdts, dots-star, dots-nade."""
+    whole = label(spec).lower().replace("(s)", "s")
+    name = whole.removesuffix(NADE.lower())
+    nade = whole[len(name) :]
+    return name.rstrip("*").removesuffix("-rnn") + "-star" * name.endswith("*") + nade
 
 
 def short_count(count: int) -> str:
