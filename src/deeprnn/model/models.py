@@ -43,8 +43,9 @@ class SequenceModel(Traceable):
     """Levels of ⊕ below one ▷: inputs to logits of the next symbol.
 
     `y, state = model(x, state)`: x is (T, B, I) vectors or frames, or (T, B) integer symbols; y is
-    (T, B, O) logits, or what a NADE takes (`NadePredict`); state is one (B, n) tensor for every state of every level (an LSTM has two), None for
-    the first ones. Nothing is hidden on the module, so a sequence may be cut anywhere and carried on.
+    (T, B, O) logits, or what a NADE takes (`NadePredict`); state is one (B, n) tensor for every state of every
+    level (an LSTM has two), None for the first ones. Nothing is hidden on the module, so a sequence may be cut
+    anywhere and carried on.
     """
 
     def __init__(self, spec: ModelSpec, device=None, dtype=None, initialise: bool = True) -> None:

@@ -20,7 +20,7 @@ COLD = 1e-9
 """temperatures below are 0: dividing by them leaves the range of floats"""
 
 
-@formula("forward", "last_layer", "_phi", "log_prob", "nats", "conditional_logits")
+@formula("forward", "last_layer", "_phi", "log_prob", "nats", "conditional_logits", "biases", "draw")
 class NadePredict(Predict):
     """▷ as a neural autoregressive distribution estimator: p(y | h) = Π_i p(y_i | y_<i, h), exact.
 
@@ -31,6 +31,7 @@ class NadePredict(Predict):
     """
 
     C: Tensor
+    c: Tensor
     W: Tensor
     V: Tensor
 
@@ -76,7 +77,9 @@ class NadePredict(Predict):
         """b (…, O) and c (…, D) of what `forward` gave."""
         O, D = self.spec.output_size, self.spec.nade_size
         if out.shape[-1] != O + D:
-            raise UserError(f"NadePredict: {O} + {D} biases are needed in the last place, got {tuple(out.shape)}")
+            raise UserError(
+                f"NadePredict: {O} + {D} biases are needed in the last place, got {tuple(out.shape)}"
+            )
         return out[..., :O], out[..., O:]
 
     def nats(self, out: Tensor, y: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def nade_nats(y: Tensor, b: Tensor, c: Tensor, W: Tensor, V: Tensor) -> Tensor:
 
 
 def plain_nats(y: Tensor, b: Tensor, c: Tensor, W: Tensor, V: Tensor) -> Tensor:
-    """The formula as autograd can follow it, all hidden layers at once: the truth that the others are tested against."""
+    """The formula as autograd can follow it, all hidden layers at once: the truth that other ways are held to."""
     return F.binary_cross_entropy_with_logits(nade_logits(y, b, c, W, V), y, reduction="none").sum(-1)
 
 
@@ -101,7 +101,9 @@ def _has_kernel(W: Tensor) -> bool:
     return nade.why_not(W) is None
 
 
-def _dense_forward(y: Tensor, b: Tensor, c: Tensor, W: Tensor, V: Tensor, nats: Tensor, delta: Tensor) -> None:
+def _dense_forward(
+    y: Tensor, b: Tensor, c: Tensor, W: Tensor, V: Tensor, nats: Tensor, delta: Tensor
+) -> None:
     """`nade_segments.forward` without looking at the values of y, so that a GPU need not be waited for."""
     step = max(1, HELD // W.numel())
     for start in range(0, len(y), step):
@@ -160,15 +162,14 @@ torch.library.register_autograd("deeprnn::nade", _backward, setup_context=_save)
 
 
 def _plain_gradients(y, b, c, W, V, g) -> list[Tensor | None]:
-    # Views of the inputs: one may depend on another outside, and that path is not ours.
-    values = [x.view_as(x) for x in (b, c, W, V)]
-    inputs = [x for x in values if x.requires_grad]
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
-        b, c, W, V = values
+        # Views of the inputs: one may depend on another outside, and that path is not ours.
+        b, c, W, V = values = [x.view_as(x) for x in (b, c, W, V)]
+        inputs = [x for x in values if x.requires_grad]
         if W.dim() == 3:  # a population: frames stand between a member and its notes
             W, V = W.unsqueeze(1), V.unsqueeze(1)
         nats = plain_nats(y, b, c, W, V)
-    again = torch.is_grad_enabled()
     found = iter(torch.autograd.grad(nats, inputs, g, create_graph=again))
     return [next(found) if x.requires_grad else None for x in values]
 

@@ -25,8 +25,8 @@ class StepNats(nn.Module):
         masks: Masks | None = None,
     ) -> tuple[Tensor, State]:
         """Nats of every step (T, B), and the state to carry on."""
-        out, state = self.model(x, state, reset, masks)
-        return nats(self.model, out, y), state
+        out, new = self.model(x, state, reset, masks)
+        return nats(self.model, out, y), new
 
 
 def nats(model: SequenceModel, out: Tensor, y: Tensor) -> Tensor:

@@ -66,7 +66,9 @@ def score(
             x, y, _, reset = plan[index]
             if together:
                 state = state or tuple(h.expand(P, *h.shape) for h in model.initial_state(plan.lanes))
-                nats, state = vmap(_call, in_dims=(None, 0, None, None, 0, None))(scored, named, x, y, state, reset)
+                nats, state = vmap(_call, in_dims=(None, 0, None, None, 0, None))(
+                    scored, named, x, y, state, reset
+                )
                 plan.record(scores, index, nats)
             else:
                 nats, state = _call(scored, named, x, y, state, reset)

@@ -116,7 +116,9 @@ class ModelPart:
     def spec(self, size: int, categorical: bool, dropout: Dropout) -> ModelSpec:
         """The whole model for data with `size` inputs and outputs."""
         if categorical and self.output == "nade":
-            raise UserError("model.output='nade' is for music: a text has one symbol at a time, choose 'plain'")
+            raise UserError(
+                "model.output='nade' is for music: a text has one symbol at a time, choose 'plain'"
+            )
         return assemble(
             input_size=size,
             output_size=size,
