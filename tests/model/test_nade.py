@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from deeprnn.model import nade_loss, nade_segments
 from deeprnn.model.nade import NadePredict
 from deeprnn.model.nade_loss import nade_nats, plain_nats
 from deeprnn.model.scoring import nats, note_logits
+from tests.backends.small_emulation import EMULATED, Small
 
 SIZES = [(1, 1, 1), (7, 7, 7), (5, 63, 3), (9, 3, 129), (2, 88, 63)]
 """frames, notes, hidden units"""
@@ -178,6 +180,51 @@ def test_it_compiles_as_one_operator():
     torch.testing.assert_close(compiled(y, *leaves), nade_nats(y, *leaves))
 
 
+@pytest.fixture
+def emulated(monkeypatch, tmp_path):
+    """The kernels of a GPU, compiled for the CPU."""
+    from deeprnn.backends.cuda import nade
+
+    def kernel(name, notes, hidden, device):
+        return Small(tmp_path, "training/nade.cu", name, {"NOTES": notes, "HIDDEN": hidden})
+
+    monkeypatch.setattr(nade, "_kernel", lru_cache(kernel))
+    monkeypatch.setattr(nade, "index_of", lambda device: 0)
+    monkeypatch.setattr(nade_loss, "_has_kernel", lambda W: True)
+
+
+@EMULATED
+@pytest.mark.parametrize(("size", "members"), [((9, 7, 63), ()), ((11, 66, 33), (2,))])
+def test_the_emulated_kernels(size, members, emulated):
+    y, exact = values(*size, P=members, density=0.2)
+    y = y | (torch.arange(size[0]) == 1).to(torch.uint8)[:, None]  # one frame in which all notes sound
+    own = [x.detach().float().requires_grad_() for x in exact]
+    formula = vmap if members else lambda function: function
+    found = formula(lambda *x: nade_nats(y, *x))(*own)
+    wanted = formula(lambda *x: plain_nats(y.double(), *x))(*exact)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    for a, b in zip(gradients(found, own), gradients(wanted, exact), strict=True):
+        assert (a.double() - b).norm() <= 2e-6 * b.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "size", [*SIZES, (200, 88, 200), (40, 100, 2047), (3, 5, 2049)]
+)  # the last: beyond the kernel
+@pytest.mark.parametrize("members", [(), (3,)])
+def test_on_the_gpu(size, members):
+    y, exact = values(*size, P=members, density=0.1)
+    own = [x.detach().float().cuda().requires_grad_() for x in exact]
+    formula = vmap if members else lambda function: function
+    found = formula(lambda *x: nade_nats(y.cuda(), *x))(*own)
+    wanted = formula(lambda *x: plain_nats(y.double(), *x))(*exact)
+    torch.testing.assert_close(found.cpu().double(), wanted, rtol=1e-5, atol=1e-4)
+    weights = torch.linspace(-1, 2, found.numel()).view(found.shape)
+    grads = torch.autograd.grad(found, own, weights.cuda())
+    for a, b in zip(grads, torch.autograd.grad(wanted, exact, weights.double()), strict=True):
+        assert (a.cpu().double() - b).norm() <= 1e-5 * b.norm()
+
+
 # ---- as a model's output
 
 
@@ -277,6 +324,21 @@ def test_specs_survive_json_and_labels_name_it():
     assert equations(spec)[-2:] == [
         "gᵢ,ₜ = σ(C hₜ + c + Σ_{j<i} Wⱼ yⱼ,ₜ)", "p(yᵢ,ₜ = 1 | y_{<i},ₜ) = σ((V₁ hₜ + b₁)ᵢ + Vᵢ gᵢ,ₜ)",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [False, True])
+def test_what_is_exported_computes_the_same(step):
+    from deeprnn.model.export import export_program
+
+    net = model().float()
+    program = export_program(net, step).module()
+    x = torch.randint(2, (2, 9) if step else (6, 2, 9)).float()
+    out, state = net.step(x) if step else net(x)
+    second = torch.rand(x.shape) if step else torch.randint(2, x.shape).float()
+    found, *states = program(x, second, *net.initial_state(2))
+    wanted = net.predict.draw(out, second)[0] if step else net.predict.conditional_logits(out, second)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(states[0], state[0])
 
 
 @pytest.mark.parametrize(

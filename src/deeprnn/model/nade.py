@@ -116,13 +116,15 @@ class NadePredict(Predict):
         if not 0 <= temperature < float("inf"):
             raise UserError(f"temperature={temperature} must be 0 or above; 1 is the model's own")
         b, a = self.biases(out)
-        frame, p = torch.zeros_like(b), torch.zeros_like(b)
-        for i in range(b.shape[-1]):
+        notes, chances = [], []
+        for i in range(self.spec.output_size):
             logit = b[..., i] + torch.sigmoid(a) @ self.V[i]
-            p[..., i] = (logit > 0).to(p.dtype) if temperature < COLD else torch.sigmoid(logit / temperature)
-            frame[..., i] = (u[..., i] < p[..., i]).to(p.dtype)
-            a = a + frame[..., i : i + 1] * self.W[i]
-        return frame, p
+            p = (logit > 0).to(b.dtype) if temperature < COLD else torch.sigmoid(logit / temperature)
+            note = (u[..., i] < p).to(b.dtype)
+            a = a + note.unsqueeze(-1) * self.W[i]
+            notes.append(note)
+            chances.append(p)
+        return torch.stack(notes, -1), torch.stack(chances, -1)
 
     def _check_frames(self, h: Tensor, y: Tensor) -> None:
         want = (*h.shape[:-1], self.spec.output_size)

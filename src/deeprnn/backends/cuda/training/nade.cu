@@ -33,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     a[k] = d < HIDDEN ? c[d] : 0.0f;
     s[k] = d < HIDDEN ? logistic(a[k]) : 0.0f;
   }
-  for (int i = warp; i < NOTES; i += WARPS) {
+  for (int first = 0; first < NOTES; first += WARPS) {  // all warps come here equally often, with a note or without
+    int i = first + warp < NOTES ? first + warp : NOTES - 1;
     bool changed = false;
     for (; heard < i; heard++) {
       float value = y[heard];
@@ -55,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
       if (d < HIDDEN) sum = fmaf(V[i * HIDDEN + d], s[k], sum);
     }
     float logit = over_warp(sum) + b[i], wanted = y[i];
+    if (first + warp >= NOTES) continue;
     total += fmaxf(logit, 0.0f) + log1pf(expf(-fabsf(logit))) - wanted * logit;
     if (lane == 0) delta[i] = logistic(logit) - wanted;
   }
