@@ -176,7 +176,7 @@ class Slice:
 
 def stage_identity(job) -> str:
     """Of a job's first stage."""
-    from deeprnn.reproduction.entries import identity
+    from deeprnn.reproduction.identity import identity
 
     return identity(job.stage)
 

@@ -11,7 +11,8 @@ from deeprnn.model.init import CHAR, MUSIC, WORD
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.specs import Dropout
 from deeprnn.reproduction import statistics
-from deeprnn.reproduction.entries import Entry, groups, without_idle
+from deeprnn.reproduction.entries import Entry, groups
+from deeprnn.reproduction.identity import without_idle
 from deeprnn.training.recipe import Recipe
 
 ENOUGH = 3

@@ -28,7 +28,7 @@ from deeprnn.data import sources
 from deeprnn.errors import UserError
 from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Place, Say, run_job
-from deeprnn.reproduction.plan import Job, Plan, make_plan, wanted
+from deeprnn.reproduction.plan import Job, Plan, make_plan, spans, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
 from deeprnn.training.recipe import DataPart, Recipe
 from deeprnn.training.saving import catch_signals
@@ -103,7 +103,7 @@ def describe(plan: Plan, settings: Settings) -> str:
     lines.append(f"{len(plan.jobs)} populations on {settings.device}, {settings.jobs} at once:")
     width = max(len(job.name) for job in plan.jobs)
     for job in plan.jobs:
-        seeds = "..".join(str(n) for n in dict.fromkeys((min(job.recipe.seeds), max(job.recipe.seeds))))
+        seeds = spans(job.recipe.seeds)
         notes = [] if job.why == "cell" else [job.why]
         notes += [f"after {job.needs.name}"] if job.needs else []
         lines.append(f"  {job.name:<{width}}  seeds {seeds:<6}  {minutes(job.expected):>8} ({job.estimate})"
