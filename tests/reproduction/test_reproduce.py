@@ -457,8 +457,8 @@ def script():
 
 
 def call(folder: Path, name: str, **more) -> argparse.Namespace:
-    given = {"only": ["jsb/dts", "jsb/dots"], "extras": False, "seeds": 2, "budget": 5.0, "hard": 0.0, "jobs": 1,
-             "device": "cpu", "override": [*TINY], "keep": [], "out": folder / name / "out",
+    given = {"only": ["jsb/dts", "jsb/dots"], "extras": False, "seeds": "2", "fresh": False,
+             "budget": 5.0, "hard": 0.0, "jobs": 1, "device": "cpu", "override": [*TINY], "keep": [], "out": folder / name / "out",
              "work": folder / name / "work", "restore": None, "commit": "0123456789ab", "state_limit": 9.0}  # fmt: skip
     return argparse.Namespace(**{**given, **more})
 
@@ -477,7 +477,7 @@ def test_a_slice_packs_state_that_another_machine_takes_up(
     log = (tmp_path / "b" / "out" / "log.txt").read_text()
     assert "in the ledger already: jsb/dts" in log
     assert "finished: jsb/dots\n" in log, "the first stage came along and was not trained again"
-    assert module.collect(tmp_path / "b" / "out") == 0
+    assert module.collect(tmp_path / "b" / "out", tmp_path / "checkout") == 0
     entries = tables.read_ledger(tmp_path / "checkout")
     assert len(entries) == 4
     whole = tmp_path / "c"
