@@ -458,7 +458,8 @@ def script():
 
 def call(folder: Path, name: str, **more) -> argparse.Namespace:
     given = {"only": ["jsb/dts", "jsb/dots"], "extras": False, "seeds": "2", "fresh": False,
-             "budget": 5.0, "hard": 0.0, "jobs": 1, "device": "cpu", "override": [*TINY], "keep": [], "out": folder / name / "out",
+             "budget": 5.0, "hard": 0.0, "jobs": 1, "device": "cpu", "override": [*TINY], "keep": [],
+             "out": folder / name / "out",
              "work": folder / name / "work", "restore": None, "commit": "0123456789ab", "state_limit": 9.0}  # fmt: skip
     return argparse.Namespace(**{**given, **more})
 
