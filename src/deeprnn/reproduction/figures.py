@@ -59,6 +59,7 @@ def learning_curves(data: str, mine: Sequence[Row]) -> bytes:
             late += y[max(1, len(y) // 3) :]
             name = f"{paper.LABELS[row.cell.model]} ({len(row.entries)})"
             axes.plot(x, y, color=COLOURS[row.cell.model], linewidth=1.1, alpha=0.75,
+                      linestyle=":" if entry.marks else "-",  # cut off, or of uncommitted code
                       label=None if number else name)  # fmt: skip
     if late:
         margin = 0.08 * (max(late) - min(late)) or 0.1
@@ -107,7 +108,7 @@ def parameters_figure(table: Sequence[Row]) -> bytes:
             colour = COLOURS[row.cell.model]
             size = parameters(row.entries[0])
             average = sum(row.values) / len(row.values)
-            axes.errorbar([size], [average], yerr=[row.sd or 0.0], fmt="o", color=colour, markersize=6,
+            axes.errorbar([size], [average], yerr=[row.sd or 0.0], fmt="X" if row.marks else "o", color=colour, markersize=6,
                           label=paper.LABELS[row.cell.model])  # fmt: skip
             if row.cell.model != "dots-star":  # its size is not published
                 axes.plot([size], [row.cell.value], "o", color=colour, markerfacecolor="none", markersize=6)
