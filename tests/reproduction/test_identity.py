@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 LIVE = Recipe.from_dict(
     {
         "model": {"kind": "dots", "hidden": [6], "intermediate": [5], "output_hidden": [4], "unit": "relu"},
+        "optimiser": {"name": "adamw"},
         "evaluation": {"streams": 2},
         "stop": {"epochs": 3},
     }

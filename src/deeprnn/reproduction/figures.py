@@ -108,7 +108,8 @@ def parameters_figure(table: Sequence[Row]) -> bytes:
             colour = COLOURS[row.cell.model]
             size = parameters(row.entries[0])
             average = sum(row.values) / len(row.values)
-            axes.errorbar([size], [average], yerr=[row.sd or 0.0], fmt="X" if row.marks else "o", color=colour, markersize=6,
+            axes.errorbar([size], [average], yerr=[row.sd or 0.0], fmt="X" if row.marks else "o",
+                          color=colour, markersize=6,
                           label=paper.LABELS[row.cell.model])  # fmt: skip
             if row.cell.model != "dots-star":  # its size is not published
                 axes.plot([size], [row.cell.value], "o", color=colour, markerfacecolor="none", markersize=6)
