@@ -34,7 +34,16 @@ from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.specs import Dropout
 from deeprnn.runs import checkpoint, ledger
-from deeprnn.runs.folder import Run, change_run, commit, environment, now, start_population, start_run
+from deeprnn.runs.folder import (
+    Run,
+    change_run,
+    command_line,
+    commit,
+    environment,
+    now,
+    start_population,
+    start_run,
+)
 from deeprnn.runs.reading import regular
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import MemberName, Trainer, Watcher, members_of
@@ -255,6 +264,7 @@ def create_folders(recipe: Recipe, data: Data, folder: Path, device: torch.devic
         "parameters": sum(p.numel() for p in SequenceModel(spec, "meta", initialise=False).parameters()),
         "version": __version__,
         "commit": commit(),
+        "command": command_line(),
         "environment": environment(str(device)),
         "paper": paper.result(data.name, recipe.model.kind) if is_paper(recipe) else None,
         "metric": HEADLINE[data.kind].name,

@@ -227,7 +227,9 @@ class _Stages:
                 return [run.info["result"] for run in runs]
             _mark(places, "running")
         try:
-            trainer = self._trainer(recipe, self._first_stage(recipe, folder))
+            sources = self._first_stage(recipe, folder)
+            _note_origins(places, sources or ())
+            trainer = self._trainer(recipe, sources)
             saver = saving.RunSaver(trainer, folder, self.received, self.save_every_epoch)
             saver.restore()
             if longer:
@@ -286,6 +288,13 @@ class _Stages:
         results = self.run(stage, below)
         places = zip(saving.member_folders(stage, below), results, strict=True)
         return [None if result is None else Source.of(Run(home)) for home, result in places]
+
+
+def _note_origins(places: Sequence[Path], sources: Sequence[Source | None]) -> None:
+    """Write down what a run starts from: the first stage's folder may be gone when somebody asks."""
+    for home, source in zip(places, sources, strict=bool(sources)):
+        if source is not None and source.origin is not None and "first_stage" not in Run(home).info:
+            change_run(home, first_stage=source.origin)
 
 
 def _mark(places: Sequence[Path], status: str, **changes: Any) -> None:
