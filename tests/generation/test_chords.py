@@ -42,11 +42,11 @@ def test_the_quick_step_gives_both_biases(shortcut, bias):
 
 def test_the_limit_keeps_the_likeliest_notes_and_primers_are_heard():
     model, primer = net(), np.eye(14, dtype=np.uint8)[:5]
-    rolls, _ = sample_rolls(model, 20, max_notes=2, primer=primer)
+    rolls, p = sample_rolls(model, 20, max_notes=2, primer=primer)
     assert np.array_equal(rolls[0][:5], primer)
     assert rolls[0][5:].sum(1).max() == 2
-    other, _ = sample_rolls(model, 20, max_notes=2, primer=primer[::-1])
-    assert not np.array_equal(rolls[0][5:], other[0][5:])
+    _, q = sample_rolls(model, 20, max_notes=2, primer=primer[::-1])
+    assert not np.allclose(p[0][5], q[0][5])
 
 
 def test_the_likeliest_chain_does_not_depend_on_the_seed():
