@@ -35,7 +35,7 @@ ROWS = [
         "model.nade_segments",
     },
     {"model.nade_loss"},
-    {"model.operators", "model.sequence_layer"},
+    {"model.operators", "model.sequence_layer", "model.embedding"},
     {"model.recurrent_base", "model.cell_level", "model.nade"},
     {"model.layers", "model.models", "model.recurrent", "model.drop_in"},
     {"model.paper", "model.structure", "model.export"},

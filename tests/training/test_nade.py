@@ -9,7 +9,8 @@ import torch
 from deeprnn.errors import UserError
 from deeprnn.model.specs import Dropout
 from deeprnn.runs.folder import Run
-from deeprnn.training.evaluate import dynamic_evaluation, evaluate
+from deeprnn.training.dynamic import dynamic_evaluation
+from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import Trainer
 from deeprnn.training.session import resume, run_recipe
 from tests.training.toys import DEEP, music, recipe, text
