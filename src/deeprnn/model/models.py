@@ -263,9 +263,9 @@ def assemble(
     dropout: Dropout | None = None,
     cell: str = "",
     cell_options: Sequence[str] = (),
+    nade_size: int = 200,
     embedding: int = 0,
     tied: bool = False,
-    nade_size: int = 200,
 ) -> ModelSpec:
     """The spec of any model of the paper's family from plain sizes.
 

@@ -2,8 +2,8 @@
 
 The plain formula (`equations.nade_logits`) holds (frames, notes, hidden) numbers, several times over for backward: for
 a hundred frames of 88 notes and 200 hidden units seven megabytes each. Here forward keeps the derivative by the logits
-alone, as large as the frames, and backward computes hidden layers anew: on the CPU those of segments
-(`nade_segments`), on a GPU inside a kernel, anywhere else those of a few frames at a time.
+alone, as large as the frames, and backward computes hidden layers anew: by machine code on the CPU (without llvmlite
+those of segments, `nade_segments`), by a kernel on a GPU, anywhere else those of a few frames at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deeprnn.backends.cpu import why_not_llvm
 from deeprnn.backends.cuda.device import nvidia
 from deeprnn.backends.transformations import batched_by_autograd, inside_functional_grad
 from deeprnn.model import nade_segments
@@ -68,7 +69,7 @@ def _forward(y: Tensor, b: Tensor, c: Tensor, W: Tensor, V: Tensor) -> tuple[Ten
 
         nade.forward(y, b, c, W, V, nats, delta)
         return nats, delta
-    compute = nade_segments.forward if b.device.type == "cpu" else _dense_forward
+    compute = _dense_forward if b.device.type != "cpu" else (_machine_code(W) or nade_segments).forward
     for member in zip(*(_members(x, b.dim() - 2) for x in (y, b, c, W, V, nats, delta)), strict=True):
         compute(*member)
     return nats, delta
@@ -83,7 +84,7 @@ def _gradients(y: Tensor, c: Tensor, W: Tensor, V: Tensor, db: Tensor) -> tuple[
 
         nade.backward(y, c, W, V, db, dc, dW, dV)
         return dc, dW, dV
-    compute = nade_segments.backward if c.device.type == "cpu" else _dense_backward
+    compute = _dense_backward if c.device.type != "cpu" else (_machine_code(W) or nade_segments).backward
     for member in zip(*(_members(x, c.dim() - 2) for x in (y, c, W, V, db, dc, dW, dV)), strict=True):
         compute(*member)
     return dc, dW, dV
@@ -91,6 +92,15 @@ def _gradients(y: Tensor, c: Tensor, W: Tensor, V: Tensor, db: Tensor) -> tuple[
 
 def _members(x: Tensor, mapped: int) -> list[Tensor]:
     return list(x) if mapped else [x]
+
+
+def _machine_code(W: Tensor) -> Any:
+    """The loops of `backends.cpu.jit.nade`, None where they cannot be made."""
+    if why_not_llvm() is not None or W.dtype not in (torch.float32, torch.float64):
+        return None
+    from deeprnn.backends.cpu.jit import nade
+
+    return nade
 
 
 def _has_kernel(W: Tensor) -> bool:

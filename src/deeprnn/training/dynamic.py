@@ -72,7 +72,7 @@ def dynamic_evaluation(
     trained = parameters.clone()
     updater = Updater(model, recipe, [0], parameters, Schedule(recipe, [rate], len(plan), device))
     scored, scores = StepNats(model), plan.new_scores()
-    views = {f"model.{k}": view for k, view in updater.layout.views(updater.parameters[0]).items()}
+    views = {f"model.{name}": view for name, view in updater.layout.views(updater.parameters[0]).items()}
     model.eval()
     try:
         for index in range(len(plan)):

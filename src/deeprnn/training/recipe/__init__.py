@@ -103,14 +103,14 @@ class ModelPart:
     """a cell in place of the paper's ⊕: lstm, gru, rhn, …, my_cells.py:Paced or my_package.my_module:Paced"""
     cell_options: tuple[str, ...] = ()
     """arguments of the cell: depth=5,zoneout=0.1"""
-    embedding: int = 0
-    """text: length of a learned vector for each symbol; 0: a cell's is as wide as its state, ⊕ has none"""
-    tied: bool = False
-    """text: the embedding is the output's last matrix"""
     output: Literal["plain", "nade"] = "plain"
     """nade: notes of a frame that depend on each other; plain: independent ones, of a text a softmax"""
     nade_size: int = 200
     """hidden units of a NADE"""
+    embedding: int = 0
+    """text: length of a learned vector for each symbol; 0: a cell's is as wide as its state, ⊕ has none"""
+    tied: bool = False
+    """text: the embedding is the output's last matrix"""
 
     @property
     def name(self) -> str:
