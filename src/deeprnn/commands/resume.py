@@ -51,8 +51,9 @@ class Resume:
         """Take the run up where its newest whole checkpoint stands."""
         from deeprnn.commands.train import conduct, set_threads
         from deeprnn.errors import UserError
-        from deeprnn.training.recipe import override
-        from deeprnn.training.session import recipe_of
+        from deeprnn.training.ranks import joined, own_device
+        from deeprnn.training.recipe import Recipe, override
+        from deeprnn.training.session import pick_device, recipe_of
 
         for name, _ in self.overrides:
             if not name.startswith(("stop.", "save.")):
@@ -61,5 +62,8 @@ class Resume:
                     f"run, perhaps from this one's parameters with --pretrain.run {self.run_folder}"
                 )
         set_threads(self.threads)
-        recipe = override(recipe_of(self.run_folder), parsed(self.overrides))
-        return conduct(recipe, self.run_folder, data=None, options=self)
+        device = own_device(pick_device(self.device))
+        with joined(device) as ranks:
+            saved = Recipe.from_dict(ranks.on_lead(lambda: recipe_of(self.run_folder).to_dict()))
+            recipe = override(saved, parsed(self.overrides))
+            return conduct(recipe, self.run_folder, data=None, options=self, device=device, ranks=ranks)
