@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+import deeprnn
 from deeprnn.errors import UserError
 from deeprnn.runs.folder import load_run
 from deeprnn.training import session
@@ -39,6 +41,29 @@ CASES = {
     "members": (recipe(data__lanes=4, seeds=[1, 2], optimiser__name="adam", optimiser__rate=0.01), "music"),
     "average": (recipe(data__lanes=4, optimiser__average="ema"), "music"),
 }
+
+
+class Paced(deeprnn.Cell):
+    """A cell of a user's own."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.U, self.W = nn.Linear(input_size, hidden_size), nn.Linear(hidden_size, hidden_size, bias=False)
+        self.pace = nn.Parameter(torch.zeros(hidden_size))
+
+    def step(self, x, h):
+        return torch.lerp(h, torch.tanh(self.U(x) + self.W(h)), self.pace.sigmoid())
+
+
+def layers() -> list[tuple[str, nn.Module, torch.Tensor]]:
+    """Layers with a batch of four sequences each."""
+    torch.manual_seed(0)
+    made = [
+        ("DeepRNN", deeprnn.DeepRNN(5, 6, intermediate_sizes=7)),
+        ("GRU", deeprnn.GRU(5, 6, num_layers=2)),
+        ("Recurrent", deeprnn.Recurrent(Paced(5, 6))),
+    ]
+    return [(name, layer, torch.randn(9, 4, 5)) for name, layer in made]
 
 
 def data(kind: str):
@@ -119,6 +144,18 @@ def test_two_ranks_begin_and_one_process_goes_on(trained, tmp_path):
     assert [row["epoch"] for row in load_run(trained / "folder").metrics()] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("name", "layer", "x"), layers())
+def test_fsdp2_shards_our_layers_without_surprises(trained, name, layer, x):
+    """`fully_shard` over two ranks: outputs and every gradient of the layer that is whole."""
+    y = layer(x)[0]
+    y.square().sum().backward()
+    halves = [load_file(trained / f"{name}.fsdp-{rank}.safetensors") for rank in (0, 1)]
+    torch.testing.assert_close(torch.cat([half["y"] for half in halves], 1), y)
+    for key, p in layer.named_parameters():
+        for half in halves:  # FSDP takes the mean over ranks
+            torch.testing.assert_close(2 * half[key], p.grad, rtol=1e-4, atol=1e-5)
+
+
 # ---- shares, without processes
 
 
@@ -152,9 +189,7 @@ def test_a_refused_command_prints_one_message(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_worker_starts_again_from_the_last_checkpoint(tmp_path):
-    words = train(
-        tmp_path, "--batch-size", "4", "--epochs", "300", "--stop.patience", "0", "--name", "killed"
-    )
+    words = train(tmp_path, "--batch-size", "4", "--epochs", "25", "--stop.patience", "0", "--name", "killed")
     process = launch(*words, torchrun=("--max-restarts", "2", "--monitor-interval", "0.2"))
     folder, until = tmp_path / "killed", time.monotonic() + LIMIT
     while not (folder / "last.json").exists():
@@ -166,7 +201,7 @@ def test_a_killed_worker_starts_again_from_the_last_checkpoint(tmp_path):
     assert status == 0, err
     assert out.count("going on at epoch") == 1
     run = load_run(folder)
-    assert [row["epoch"] for row in run.metrics()] == list(range(1, 301))
+    assert [row["epoch"] for row in run.metrics()] == list(range(1, 26))
     status, _, err = end(launch(*words[:-1], "undisturbed"))
     assert status == 0, err
     a, b = (load_file(tmp_path / n / "last.safetensors") for n in ("killed", "undisturbed"))

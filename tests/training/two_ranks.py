@@ -7,12 +7,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from deeprnn.training import session
 from deeprnn.training.loop import Trainer
 from deeprnn.training.ranks import Ranks, joined
 from deeprnn.training.saving import Interrupted
-from tests.training.test_ranks import CASES, data
+from tests.training.test_ranks import CASES, data, layers
 from tests.training.toys import DEEP, music, recipe
 
 
@@ -56,8 +58,20 @@ def stop_in_mid_run(ranks: Ranks, folder: Path) -> None:
     raise AssertionError(f"rank {ranks.rank} was not interrupted")
 
 
+def shard_layers(ranks: Ranks, folder: Path) -> None:
+    """Layers under FSDP2: outputs of this rank's half of the batch, and the summed gradients, made whole again."""
+    mesh = init_device_mesh("cpu", (ranks.count,))
+    for name, layer, x in layers():
+        fully_shard(layer, mesh=mesh)
+        y = layer(x[:, 2 * ranks.rank : 2 * ranks.rank + 2])[0]
+        y.square().sum().backward()
+        gradients = {key: p.grad.full_tensor() for key, p in layer.named_parameters()}
+        save_file({"y": y.detach(), **gradients}, folder / f"{name}.fsdp-{ranks.rank}.safetensors")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with joined(torch.device("cpu")) as everyone:
         train_cases(everyone, Path(sys.argv[1]))
         stop_in_mid_run(everyone, Path(sys.argv[1]))
+        shard_layers(everyone, Path(sys.argv[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -29,8 +29,8 @@ class Resume:
     """CPU threads; 0: as many as the run began with, which bit-equality needs"""
     ledger: Path | None = None
     """also write the finished run's entry into this folder"""
-    tensorboard: bool = False
-    """write TensorBoard logs into the run folder"""
+    track: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]] = ()
+    """watch the run with tensorboard, mlflow, wandb or trackio; may be given several times"""
     quiet: bool = False
     """print nothing but errors"""
     json: bool = False

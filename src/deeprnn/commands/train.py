@@ -68,8 +68,8 @@ class Train:
     """CPU threads; 0: the number that is fastest now, which the run then keeps"""
     ledger: Path | None = None
     """also write the finished run's entry into this folder"""
-    tensorboard: bool = False
-    """write TensorBoard logs into the run folder"""
+    track: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]] = ()
+    """watch the run with tensorboard, mlflow, wandb or trackio; may be given several times"""
     quiet: bool = False
     """print nothing but errors"""
     json: bool = False
@@ -204,10 +204,11 @@ def conduct(
     from deeprnn.reproduction.entries import record
     from deeprnn.runs import ledger
     from deeprnn.runs.summary import summary
-    from deeprnn.training import saving, session
+    from deeprnn.training import saving, session, tracking
     from deeprnn.training.ranks import Ranks
 
     ranks = ranks or Ranks()
+    tracking.check(options.track)
     shown = not (options.quiet or options.json)
     with ExitStack() as stack:
         stage = stack.enter_context(ExitStack())
@@ -218,8 +219,8 @@ def conduct(
             if shown:
                 paper = run_view.members(place)[0].info.get("paper")
                 watchers.append(stage.enter_context(run_view.View(trainer, place, paper)))
-            if options.tensorboard:
-                watchers.append(run_view.Board(trainer, place))
+            if options.track:
+                watchers.append(stage.enter_context(tracking.Tracking(options.track, trainer, place)))
             return watchers
 
         try:

@@ -206,6 +206,7 @@ class Trainer:
                 self.check_finite()
             for watcher in watchers:
                 watcher.updated(self)
+        self._tick(now=True)  # ranks may have met last in the epoch before
 
     def end_epoch(self, watchers: Sequence[Watcher] = ()) -> list[dict[str, Any] | None]:
         """Validate, decide, and begin the next epoch; the lines of metrics it gives.

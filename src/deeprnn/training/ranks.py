@@ -155,10 +155,9 @@ def _others_present() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # by gloo and NCCL: a connection that was closed, or waited for in vain
-        first = str(error).strip().partition("\n")[0]
         raise LostRank(
-            f"another process of this run has gone ({first[:120]}); the last checkpoint is intact: its own message "
-            "says why, and `deeprnn resume` goes on"
+            "another process of this run has gone, whose own message says why; the last checkpoint is intact, and "
+            "`deeprnn resume` goes on"
         ) from error
 
 
