@@ -172,10 +172,15 @@ def joined(device: torch.device) -> Iterator[Ranks]:
 
     if not distributed.is_available():
         raise UserError("this torch was built without torch.distributed: start one process, without torchrun")
+    from torch.distributed.rendezvous import rendezvous
+
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with _others_present():
-        distributed.init_process_group(backend)
-    yield Ranks(launcher.rank(), count)
+        store, rank, count = next(rendezvous("env://"))
+        # Without a --rdzv-backend torchrun keeps one store over all restarts, and in it the addresses of the dead.
+        store = distributed.PrefixStore(f"attempt-{launcher.restarts()}", store)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=count)
+    yield Ranks(rank, count)
     # After an error the process ends with its connections, which is how the others learn of it.
     distributed.destroy_process_group()
 
