@@ -31,7 +31,7 @@ from deeprnn.training.recipe import DataPart, ModelPart, Recipe, RegulariserPart
 
 CHUNK, HIDDEN, PITCHES = 50, 200, 88
 LANES = (2, 4, 8, 16, 32, 64, 128)
-ROUNDS, REPEATS = 7, 5
+ROUNDS = 25
 NETWORKS = {  # assumed, not measured: latency α in µs of an all-reduce, bandwidth β in bytes per µs
     "NVLink, one machine": (15.0, 200_000.0),
     "InfiniBand, one rack": (30.0, 40_000.0),
@@ -59,17 +59,16 @@ def trainer(lanes: int, ranks: Ranks) -> Trainer:
     return Trainer(recipe, data, ranks=ranks)
 
 
-def median_us(call, ranks: Ranks) -> float:
-    """The median over rounds of the mean time of a call, in µs; the least disturbed rounds count on a busy machine."""
+def least_us(call, ranks: Ranks) -> float:
+    """µs of a call, the least of many rounds: others use the machine too, and what they take is not ours."""
     call()
     times = []
     for _ in range(ROUNDS):
         ranks.most(0.0)
         began = time.perf_counter()
-        for _ in range(REPEATS):
-            call()
-        times.append(ranks.most(1e6 * (time.perf_counter() - began) / REPEATS))
-    return statistics.median(times)
+        call()
+        times.append(ranks.most(1e6 * (time.perf_counter() - began)))
+    return min(times)
 
 
 def measure_here(ranks: Ranks) -> dict[str, list[float]]:
@@ -79,9 +78,9 @@ def measure_here(ranks: Ranks) -> dict[str, list[float]]:
     for lanes in LANES:
         one = trainer(lanes, ranks)
         batches = [plan[0] for plan in one.plans(1)]
-        out["update_us"].append(median_us(lambda one=one, b=batches: one.updater.update(b), ranks))
+        out["update_us"].append(least_us(lambda one=one, b=batches: one.updater.update(b), ranks))
         message = one.updater.messages[0].whole.clone()
-        out["allreduce_us"].append(0.0 if ranks.alone else median_us(lambda m=message: ranks.sum_(m), ranks))
+        out["allreduce_us"].append(0.0 if ranks.alone else least_us(lambda m=message: ranks.sum_(m), ranks))
         out["bytes"] = [4 * message.numel()]
     return out
 
