@@ -137,6 +137,24 @@ def break_even(fixed: float, each: float, reduce_us: float) -> float:
     return 2 * reduce_us / each
 
 
+def h200(place: Path) -> list[dict]:
+    """A layer of 400 units with two transition layers over 200 steps, its batch split over GPUs.
+
+    Times of one GPU are measured (`h200-measure.json`); the all-reduce is that of the assumed network.
+    """
+    rows = [r for r in json.loads(place.read_text())["rows"] if r["peer"] == "ours" and r["hidden"] == 400]
+    us = {r["batch"]: r["steps"] * r["train_us"] for r in rows}
+    size = 4 * (88 * 2 * 400 + 3 * 400 * 400 + 2 * 400)  # DT(S): two products, a shortcut, inputs to both
+    alpha, beta = NETWORKS["NVLink, one machine"]
+    out = []
+    for batch in us:
+        for share in (share for share in us if share <= batch):
+            n = batch // share
+            total = us[share] + network_us(n, size, alpha, beta)
+            out.append({"batch": batch, "gpus": n, "update_us": total, "times_faster": us[batch] / total})
+    return out
+
+
 # ---- simulation
 
 
@@ -222,6 +240,7 @@ def model(measured: Path, place: Path, picture: Path) -> None:
             "points": points,
             "networks_assumed": networks,
             "sweep_of_1000_trials": sweeps,
+            "h200_layer": h200(Path(__file__).parents[1] / "results" / "bench" / "h200-measure.json"),
         },
     )
     write_atomically(picture, draw(points, sweeps))
