@@ -39,6 +39,12 @@ CASES = {
     ),
     "cell": (recipe(data__lanes=2, model__cell="gru"), "text"),
     "members": (recipe(data__lanes=4, seeds=[1, 2], optimiser__name="adam", optimiser__rate=0.01), "music"),
+    "dropped": (
+        recipe(
+            data__lanes=3, model__embedding=4, regulariser__dropconnect=0.3, regulariser__dropout_symbols=0.3
+        ),
+        "text",
+    ),
     "average": (recipe(data__lanes=4, optimiser__average="ema"), "music"),
 }
 

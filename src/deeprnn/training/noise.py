@@ -47,6 +47,8 @@ def dropout_masks(
 
     They are drawn for all B lanes, of which the `own` are given: they do not depend on who trains which lanes.
     """
+    if not model.training:  # dynamic evaluation learns without dropout
+        return None
     if not model.mask_shapes(T, B) and not model.draw_shapes(T, B):
         return None
     if seeds.device.type == "cpu":
@@ -62,7 +64,7 @@ def dropout_masks(
 def _of_lanes(
     model: SequenceModel, T: int, B: int, masks: dict[str, Tensor], own: slice
 ) -> dict[str, Tensor]:
-    """The same masks for some of the lanes, which are the dimension that grows with B."""
+    """The same masks for some of the lanes, which are the dimension that grows with B; one without them stays whole."""
 
     def shapes(lanes: int) -> dict[str, tuple[int, ...]]:
         both = {**model.mask_shapes(T, lanes), **model.draw_shapes(T, lanes)}
@@ -70,8 +72,8 @@ def _of_lanes(
 
     out, larger = {}, shapes(B + 1)
     for name, shape in shapes(B).items():
-        axis = next(i for i, (n, m) in enumerate(zip(shape, larger[name], strict=True)) if n != m)
-        out[name] = masks[name].narrow(1 + axis, own.start, own.stop - own.start)
+        lanes = [i for i, (n, m) in enumerate(zip(shape, larger[name], strict=True), 1) if n != m]
+        out[name] = masks[name].narrow(lanes[0], own.start, own.stop - own.start) if lanes else masks[name]
     return out
 
 

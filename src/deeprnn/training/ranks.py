@@ -178,7 +178,8 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     with _others_present():
         store, rank, count = next(rendezvous("env://"))
         # Without a --rdzv-backend torchrun keeps one store over all restarts, and in it the addresses of the dead.
-        store = distributed.PrefixStore(f"attempt-{launcher.restarts()}", store)
+        prefix = f"attempt-{launcher.restarts()}"
+        store = distributed.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
         distributed.init_process_group(backend, store=store, rank=rank, world_size=count)
     yield Ranks(rank, count)
     # After an error the process ends with its connections, which is how the others learn of it.

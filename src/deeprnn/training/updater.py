@@ -24,6 +24,7 @@ from deeprnn.model import losses
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.overrides import changed
 from deeprnn.training import noise
+from deeprnn.training.dropconnect import DropConnect
 from deeprnn.training.flat import Layout
 from deeprnn.training.optimiser import Optimiser, clip_scale
 from deeprnn.training.ranks import Ranks
@@ -94,7 +95,9 @@ class Updater:
         self.optimiser = Optimiser(recipe.optimiser, parameters, multipliers)
         self.fused = nvidia(device) and parameters.dtype == torch.float32
         self.noise = noise.Noise(recipe.regulariser.weight_noise, seeds, self.layout.matrices, device)
-        self.noisy = torch.empty_like(parameters) if self.noise.std else parameters
+        self.dropconnect = DropConnect(recipe.regulariser.dropconnect, model.spec, self.layout, seeds, device)
+        computed = self.noise.std or self.dropconnect.p
+        self.noisy = torch.empty_like(parameters) if computed else parameters
         self.groups = (
             [slice(0, P)] if device.type == "cuda" and P > 1 else [slice(p, p + 1) for p in range(P)]
         )
@@ -143,6 +146,10 @@ class Updater:
         parameters, message, leaves = self.parameters[rows], self.messages[number], self.leaves[number]
         gradient = message.gradient
         self.noise.add(parameters, self.noisy[rows], rows, self.tau)
+        connected = self.dropconnect.draw(rows, self.tau)
+        if connected is not None and not self.noise.std:
+            self.noisy[rows].copy_(parameters)
+        self.dropconnect.apply(self.noisy[rows], connected)
         T, B = batch.mask.shape[-2], self.recipe.data.lanes
         masks = noise.dropout_masks(self.model, T, B, self.noise.seeds[rows], self.tau, self.lanes)
         nats, state = self._forward(leaves, batch, tuple(h[rows] for h in self.state), masks)
@@ -156,6 +163,7 @@ class Updater:
         with torch.no_grad():
             for view, g in zip(message.views, grads, strict=True):
                 view.copy_(g.view_as(view))
+            self.dropconnect.apply(gradient, connected)
             nats = nats.detach()
             if not self.ranks.alone:
                 nats, count = self._sum_over_ranks(message, nats, count)
