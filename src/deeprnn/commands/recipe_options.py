@@ -21,7 +21,13 @@ SHORT = {
 }
 """what people type elsewhere, and the field it sets here"""
 
-MEANT = {"--learning-rate": "--lr", "--units": "--hidden", "--batch": "--batch-size", "--time": "--minutes"}
+MEANT = {
+    "--learning-rate": "--lr",
+    "--units": "--hidden",
+    "--batch": "--batch-size",
+    "--time": "--minutes",
+    "--tensorboard": "--track tensorboard",
+}
 """words that are no options, and the option that is likely meant"""
 
 MOST_USED = {

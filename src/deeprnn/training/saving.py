@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -86,7 +85,10 @@ def catch_signals() -> Iterator[list[int]]:
 
 
 class RunSaver:
-    """Watches a trainer and writes its run folder; a population has a folder for each member below `folder`."""
+    """Watches a trainer and writes its run folder; a population has a folder for each member below `folder`.
+
+    Of several ranks the lead alone touches files; the others hand it their lanes' states, and stop when it does.
+    """
 
     def __init__(
         self, trainer: Trainer, folder: Path, received: Sequence[int] = (), every_epoch: bool = True
@@ -94,49 +96,55 @@ class RunSaver:
         self.trainer, self.folder, self.received, self.every_epoch = trainer, folder, received, every_epoch
         self.homes = member_folders(trainer.recipe, folder)
         self.lengths = [0] * len(self.homes)
-        self.saved_at = time.monotonic()
+        self.saved_at = trainer.seconds
         self.saved_best = [0] * len(self.homes)
         self.fingerprint = fingerprint(trainer.data)
-        self.threads = 0  # CPU threads that the saved state was trained with; 0: not known
+        self.threads = (
+            0  # CPU threads that the saved state was trained with by as many processes; 0: not known
+        )
 
     # ---- watching
 
     def updated(self, trainer: Trainer) -> None:
         """Save in mid-epoch where the recipe asks for it, or a signal does."""
-        part = trainer.recipe.save
-        if (
-            (part.seconds and self._due)
-            or (part.updates and trainer.index % part.updates == 0)
-            or self.received
-        ):
+        part, signal = trainer.recipe.save, self._signal() if trainer.met else 0
+        if (part.seconds and self._due) or (part.updates and trainer.index % part.updates == 0) or signal:
             trainer.check_finite(saving=True)
             self.save()
-        if self.received:
-            raise Interrupted(self.received[0])
+        if signal:
+            raise Interrupted(signal)
 
     def scored(self, trainer: Trainer, split: str, done: int, total: int) -> None:
         """Stop in the middle of scoring where a signal asks for it; it begins again when the run goes on."""
-        if self.received:
+        if signal := self._signal():
             if not trainer.schedule.done:  # within an epoch's end, which nothing has been saved of
                 trainer.check_finite(saving=True)
                 self.save()
-            raise Interrupted(self.received[0])
+            raise Interrupted(signal)
 
     def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
         """Write the epoch's lines, then the state: where the run ends here, when it is time, or always."""
         for p, row in enumerate(rows):
             if row is not None:
                 self._append(p, row)
-        if self.every_epoch or self._due or self.received or trainer.schedule.done:
+        signal = self._signal()
+        if self.every_epoch or self._due or signal or trainer.schedule.done:
             self.save()
-        if self.received and not trainer.schedule.done:
-            raise Interrupted(self.received[0])
+        if signal and not trainer.schedule.done:
+            raise Interrupted(signal)
+
+    def _signal(self) -> int:
+        """The signal that some rank has received, 0 without one; all ranks ask at the same time."""
+        return int(self.trainer.ranks.most(self.received[0] if self.received else 0))
 
     @property
     def _due(self) -> bool:
-        return time.monotonic() - self.saved_at >= self.trainer.recipe.save.seconds
+        # By the trainer's clock, which is the same on all ranks.
+        return self.trainer.seconds - self.saved_at >= self.trainer.recipe.save.seconds
 
     def _append(self, member: int, row: Mapping[str, Any]) -> None:
+        if not self.trainer.ranks.lead:
+            return
         line = (json.dumps(row) + "\n").encode()
         path = self.homes[member] / "metrics.jsonl"
         try:
@@ -154,6 +162,10 @@ class RunSaver:
     def save(self) -> None:
         """The whole training state, and the best parameters where they are new."""
         t = self.trainer
+        tensors = t.updater.whole_tensors()
+        self.saved_at = t.seconds
+        if not t.ranks.lead:
+            return
         for p, m in enumerate(t.schedule.members):
             if m.best_epoch > self.saved_best[p]:
                 checkpoint.save_best(
@@ -171,36 +183,41 @@ class RunSaver:
             "recipe": t.recipe.to_dict(),
             "fingerprint": self.fingerprint,
             "threads": torch.get_num_threads(),
+            "processes": t.ranks.count,
         }
-        checkpoint.save_state(self.folder, {**t.updater.tensors(), "best": t.best}, meta)
-        self.saved_at = time.monotonic()
+        checkpoint.save_state(self.folder, {**tensors, "best": t.best}, meta)
 
     @torch.no_grad()
     def restore(self) -> bool:
         """Take up the newest whole state; False if none was saved yet."""
-        state = checkpoint.load_state(self.folder)
-        if state is None:
+        t, ranks = self.trainer, self.trainer.ranks
+        state = checkpoint.load_state(self.folder) if ranks.lead else None
+        if ranks.same(state is None):
             self._cut([0] * len(self.homes))
             return False
-        t, meta = self.trainer, state.meta
+        state = state or checkpoint.Checkpoint({}, {}, self.folder)
+        meta = ranks.same(state.meta)
         check_goes_on(meta.get("recipe", {}), t.recipe, self.folder / "recipe.toml")
         if meta["parameters"] != list(t.layout.names):
             raise UserError(
                 f"{state.path} belongs to another model than {self.folder / 'recipe.toml'} describes"
             )
         # A state without Adam's own count, by an earlier version, has seen every update.
-        saved = {"optimiser.seen": state.tensors["tau"], **state.tensors}
+        tensors = ranks.same_tensors(state.tensors)
+        saved = {"optimiser.seen": tensors["tau"], **tensors}
         for name, tensor in {**t.updater.tensors(), "best": t.best}.items():
             if name not in saved:
                 raise UserError(
                     f"{state.path} has no {name!r}: it was saved with other settings or by another version"
                 )
-            tensor.copy_(saved[name])
+            tensor.copy_(t.updater.own(name, saved[name]))
         t.epoch, t.index = meta["epoch"], meta["index"]
         t.seconds, t.epoch_seconds = meta["seconds"], meta["epoch_seconds"]
         t.schedule.load(meta["members"])
         self.saved_best = [0] * len(self.homes)  # so that best.* is written again, whatever befell it
-        self.threads = meta.get("threads", 0)
+        self.saved_at = t.seconds
+        if meta.get("processes", 1) == ranks.count:
+            self.threads = meta.get("threads", 0)
         self._cut(meta["metrics_bytes"])
         return True
 
@@ -219,6 +236,8 @@ class RunSaver:
     def _cut(self, lengths: Sequence[int]) -> None:
         """Put metrics.jsonl back to what the state knows of; lines that were lost since stay lost."""
         self.lengths = list(lengths)
+        if not self.trainer.ranks.lead:
+            return
         for p, (home, length) in enumerate(zip(self.homes, lengths, strict=True)):
             path = home / "metrics.jsonl"
             if os.path.lexists(path) and not regular(path):
@@ -345,6 +364,8 @@ def is_paper(recipe: Recipe) -> bool:
 def finish(trainer: Trainer, folder: Path, watchers: Sequence[Watcher] = ()) -> list[dict[str, Any] | None]:
     """Score the best parameters, write each run's ledger entry and close its folder."""
     results = trainer.results(watchers)
+    if not trainer.ranks.lead:
+        return results
     for p, (home, result) in enumerate(zip(member_folders(trainer.recipe, folder), results, strict=True)):
         changes: dict[str, Any] = {
             "status": "failed" if result is None else "finished",
