@@ -246,16 +246,17 @@ class OuterProducts:
         """The first step: needs the left side alone. `stream`: the address of another than the current one."""
         self._split(0, self.job.left_columns, stream)
 
-    def finish(self, right: Tensor, stream: int | None = None) -> list[Tensor]:
+    def finish(self, right: Tensor, stream: int | None = None, with_left: bool = False) -> list[Tensor]:
         """The second: right is ([P,] T, B, width); for each wanted block its sums ([P,] right columns, left columns).
 
-        On another stream than the current one, this object and right must outlive what is launched.
+        `with_left`: and the first, in the same launch. On another stream than the current one, this object and right
+        must outlive what is launched.
         """
         job, plan, members = self.job, self.plan, self.members
         job.matrices[len(self.left)].x = right.data_ptr()
         job.matrix_count = len(self.left) + 1
         stream = stream_of(self.device) if stream is None else stream
-        self._split(job.offset, job.columns, stream)
+        self._split(0 if with_left else job.offset, job.columns, stream)
         _, outer, collect = kernels(plan.columns, self.device.index)
         outer.launch(len(plan.tiles) * plan.splits, 384, [job], self.device, members, stream)
         numbers = len(plan.tiles) * plan.columns * WIDTH
