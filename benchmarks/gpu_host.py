@@ -1,4 +1,4 @@
-"""What a call costs the host and what it costs the card, beside `nn.RNN`, `nn.GRU` and `nn.LSTM`: python gpu_host.py OUT
+"""What a call costs the host and what the card, beside `nn.RNN`, `nn.GRU` and `nn.LSTM`: python gpu_host.py OUT
 
 Each row is compared with float64 before it is timed. Microseconds a call, medians:
 
@@ -285,7 +285,8 @@ def profile(shape: Shape, device: str, clock: Clock, count: int = 100) -> dict[s
             profiler.disable()
     statistics_of = pstats.Stats(profiler, stream=text)
     statistics_of.sort_stats("tottime").print_stats(30)
-    return {"profile": asdict(shape), "calls": count, "python_calls": statistics_of.total_calls, "text": text.getvalue()}  # type: ignore[attr-defined]  # fmt: skip
+    made: int = statistics_of.total_calls  # type: ignore[attr-defined]
+    return {"profile": asdict(shape), "calls": count, "python_calls": made, "text": text.getvalue()}
 
 
 def rows(device: str, clock: Clock, deadline: float, wanted: list[Shape]) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """The CUDA backend without a GPU: tensors on the CPU stand in for those on a card, and launches do nothing.
 
 What the host does for a call is then what it does for a card, so that it can be counted and profiled anywhere
-(`tests/backends/test_host_work.py`), and every kernel that a call would launch is asked for, so that worker processes can
-compile them ahead (`gpu_host.py`). Results are numbers of no meaning: kernels compute nothing.
+(`tests/backends/test_host_work.py`), and every kernel that a call would launch is asked for, so that worker processes
+can compile them ahead (`gpu_host.py`). Results are numbers of no meaning: kernels compute nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _without_module(self: Any, code: bytes, name: str, device: int, shared: int 
 
 @contextmanager
 def rehearsal(compile: bool = False, launched: Callable[[], Any] | None = None) -> Iterator[None]:
-    """Inside, layers on the CPU run as on an H200. `compile`: kernels into the cache on disk; `launched`: at a launch."""
+    """Inside, layers on the CPU run as on an H200. `compile`: kernels into the cache on disk; `launched`: by each."""
 
     class Library:
         @staticmethod

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
+from benchmarks.rehearsal import rehearsal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import deeprnn
-from benchmarks.rehearsal import rehearsal
 from deeprnn.backends import transformations, unrolling
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
@@ -94,6 +96,14 @@ def stream_of(device: torch.device) -> int | None:
     if _raw_stream is None or device.index is None:
         return torch.cuda.current_stream(device).cuda_stream
     return _raw_stream(device.index)
+
+
+def allocate(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
+    """Memory for so many bytes each, and where each begins: one allocation instead of several."""
+    ends = list(accumulate(-(-size // 512) * 512 for size in sizes))
+    memory = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+    start = memory.data_ptr()
+    return memory, [start, *(start + end for end in ends[:-1])]
 
 
 @lru_cache(maxsize=1024)
