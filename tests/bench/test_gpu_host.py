@@ -6,7 +6,6 @@ import json
 import time
 
 import pytest
-
 from benchmarks import gpu_host
 from benchmarks.rehearsal import rehearsal
 

@@ -100,9 +100,9 @@ class DropIn(SequenceLayer, nn.RNNBase):
 
     def weights_dtype(self) -> torch.dtype:
         """The type of the parameters; a replica of `nn.DataParallel` has them as plain attributes."""
-        own = self.__dict__["_parameters"]
-        if any(p is not None for p in own.values()):  # ordinarily: no walk through all submodules
-            return next(p for p in own.values() if p is not None).dtype
+        for own in self.__dict__["_parameters"].values():  # ordinarily: no walk through all submodules
+            if own is not None:
+                return own.dtype
         weight = next(self.parameters(), None)
         return (getattr(self, self._names[0]["weight_ih"]) if weight is None else weight).dtype
 

@@ -74,9 +74,9 @@ class RecurrentBase(Traceable, nn.RNNBase):
 
     def _dtype(self) -> torch.dtype:
         """The parameters' dtype, without computing a parametrized one."""
-        own = self.__dict__["_parameters"]
-        if any(p is not None for p in own.values()):  # ordinarily: no walk through all submodules
-            return next(p for p in own.values() if p is not None).dtype
+        for own in self.__dict__["_parameters"].values():  # ordinarily: no walk through all submodules
+            if own is not None:
+                return own.dtype
         weight = next(self.parameters(), None)  # a replica of `nn.DataParallel` has them as plain attributes
         return (getattr(self, self._all_weights[0][0]) if weight is None else weight).dtype
 
