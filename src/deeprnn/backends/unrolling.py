@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from deeprnn.backends import autograd, plain, scan
 from deeprnn.backends.choose import choose, required_by_transformation, why_not
-from deeprnn.backends.protocol import Case, Inputs, Linear, LinearBackend
+from deeprnn.backends.protocol import Backend, Case, Inputs, Linear, LinearBackend
 from deeprnn.backends.registry import EXPORTABLE, PLAIN, load
 from deeprnn.backends.transformations import plain_tensors
 from deeprnn.cells.description import CellDescription, from_text
@@ -24,14 +25,21 @@ def unroll(
     Under autocast the products may run in bf16 where the backend can, but states keep their type.
     """
     assert inputs.A is not None
+    if isinstance(cell, CellDescription):
+        check(cell, inputs, inputs.A.shape, inputs.A.device)
+    return _unroll_checked(cell, inputs, backend, precision)
+
+
+def _unroll_checked(
+    cell: CellDescription | str, inputs: Inputs, backend: str, precision: str = "auto"
+) -> list[Tensor]:
+    assert inputs.A is not None
     device = inputs.A.device
     dtype = (inputs.matrices or inputs.states)[0].dtype
     if precision == "auto":
         autocast = autocasts(device.type) and torch.get_autocast_dtype(device.type) == torch.bfloat16
         precision = "bf16" if autocast and device.type == "cuda" else "fp32"
     with without_autocast(device.type):
-        if isinstance(cell, CellDescription):
-            check(cell, inputs, inputs.A.shape, device)
         inputs = inputs._replace(
             A=inputs.A.to(dtype),
             states=[x.to(dtype) for x in inputs.states],
@@ -53,12 +61,19 @@ def unroll_linear(
     x = entering.x
     if isinstance(cell, CellDescription) and not autocasts(x.device.type):
         check(cell, inputs, torch.Size((*x.shape[:-1], cell.entry_width)), x.device)
-        chosen = load(select(cell.text, x.device, x.dtype, "fp32", backend))
-        if isinstance(chosen, LinearBackend) and plain_tensors(*entering.tensors, *inputs.tensors):
+        chosen = _linear_backend(load(select(cell.text, x.device, x.dtype, "fp32", backend)))
+        if chosen is not None and plain_tensors(*entering.tensors, *inputs.tensors):
             case = Case(cell, x.device, x.dtype)
             if chosen.serves_linear(case, entering, inputs):
                 return autograd.unroll_linear(chosen, case, entering, inputs)
+        return _unroll_checked(cell, inputs._replace(A=entering.A), backend)
     return unroll(cell, inputs._replace(A=entering.A), backend)
+
+
+@lru_cache(maxsize=64)
+def _linear_backend(backend: Backend) -> LinearBackend | None:
+    """The backend, where it takes the input's product: a question to a protocol takes 20 µs."""
+    return backend if isinstance(backend, LinearBackend) else None
 
 
 def select(text: str, device: torch.device, dtype: torch.dtype, precision: str, backend: str) -> str:

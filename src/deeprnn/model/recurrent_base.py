@@ -74,6 +74,11 @@ class RecurrentBase(Traceable, nn.RNNBase):
 
     def _dtype(self) -> torch.dtype:
         """The parameters' dtype, without computing a parametrized one."""
+        own = iter(
+            self._parameters.values()
+        )  # without a search through modules, which takes longer than a step
+        if (weight := next(own, None)) is not None:
+            return weight.dtype
         weight = next(self.parameters(), None)  # a replica of `nn.DataParallel` has them as plain attributes
         return (getattr(self, self._all_weights[0][0]) if weight is None else weight).dtype
 
