@@ -21,6 +21,7 @@ from deeprnn.model import losses
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.overrides import changed
 from deeprnn.training import noise
+from deeprnn.training.dropconnect import DropConnect
 from deeprnn.training.flat import Layout
 from deeprnn.training.optimiser import Optimiser, clip_scale
 from deeprnn.training.recipe import Recipe
@@ -80,7 +81,9 @@ class Updater:
         self.gradient = torch.zeros_like(parameters)
         self.fused = nvidia(device) and parameters.dtype == torch.float32
         self.noise = noise.Noise(recipe.regulariser.weight_noise, seeds, self.layout.matrices, device)
-        self.noisy = torch.empty_like(parameters) if self.noise.std else parameters
+        self.dropconnect = DropConnect(recipe.regulariser.dropconnect, model.spec, self.layout, seeds, device)
+        computed = self.noise.std or self.dropconnect.p
+        self.noisy = torch.empty_like(parameters) if computed else parameters
         self.groups = (
             [slice(0, P)] if device.type == "cuda" and P > 1 else [slice(p, p + 1) for p in range(P)]
         )
@@ -120,6 +123,10 @@ class Updater:
     def _update(self, number: int, rows: slice, batch: Batch, rate: Tensor) -> None:
         parameters, gradient, leaves = self.parameters[rows], self.gradient[rows], self.leaves[number]
         self.noise.add(parameters, self.noisy[rows], rows, self.tau)
+        connected = self.dropconnect.draw(rows, self.tau)
+        if connected is not None and not self.noise.std:
+            self.noisy[rows].copy_(parameters)
+        self.dropconnect.apply(self.noisy[rows], connected)
         masks = noise.dropout_masks(self.model, batch.mask.shape, self.noise.seeds[rows], self.tau)
         nats, state = self._forward(leaves, batch, tuple(h[rows] for h in self.state), masks)
         count = batch.mask.sum((-2, -1)).clamp(min=1)
@@ -127,6 +134,7 @@ class Updater:
         with torch.no_grad():
             for view, g in zip(self.gradient_views[number], grads, strict=True):
                 view.copy_(g.view_as(view))
+            self.dropconnect.apply(gradient, connected)
             norm = torch.linalg.vector_norm(gradient, dim=1)
             good = torch.isfinite(norm) & torch.isfinite(nats.detach())
             scale = clip_scale(norm, self.recipe.optimiser.clip)
