@@ -56,6 +56,7 @@ INSIDE = {
     ],
     "backends": [
         {"protocol", "transformations", "code_cache"},
+        {"single_step"},
         {"plain", "registry"},
         {"gradients", "reference", "scan"},
         {"cuda.device", "cuda.driver", "cuda.nvrtc", "cuda.side_stream", "cuda.ctext"},

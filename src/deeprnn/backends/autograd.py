@@ -57,8 +57,10 @@ def unroll(backend: str, text: str, precision: str, inputs: Inputs) -> list[Tens
     call = Call(backend, text, precision, inputs.reset is not None, keep)
     if torch.compiler.is_compiling():
         stored = unroll_op(*call[:3], inputs.tensors, *call[3:])
-    elif keep or inside_function_transform():
+    elif inside_function_transform():
         stored = _handed_out(call.cell, Unroll.apply(*call, *inputs.tensors))
+    elif keep:
+        stored = _handed_out(call.cell, UntransformedUnroll.apply(*call, *inputs.tensors))
     else:
         stored = _forward(call, inputs.tensors)
     return list(stored[: output_count(text)])
@@ -175,6 +177,19 @@ class Unroll(torch.autograd.Function):
         return outputs, (0,) * len(outputs)
 
 
+class UntransformedUnroll(torch.autograd.Function):
+    """`Unroll` outside of torch.func, where torch inspects the signature of what has a `setup_context` at each call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        call, tensors = Call(*arguments[:5]), arguments[5:]
+        output = tuple(_forward(call, tensors))
+        _save(ctx, call, tensors, output)
+        return output
+
+    backward = Unroll.backward
+
+
 def _save(ctx: Any, call: Call, tensors: Sequence[Tensor], output: Sequence[Tensor]) -> None:
     ctx.call, ctx.count = call, len(output)
     ctx.save_for_backward(*output, *tensors[1:])
@@ -190,6 +205,8 @@ def _gradients(ctx: Any, gradients: Sequence[Tensor | None], needed: Sequence[bo
     kept = any(g is not None for g in gradients[len(cell.outputs) :])
     if batched_by_autograd(*gradients):
         flat = _flat(_plainly(cell, kept, gradients, stored, tensors))
+    elif not torch.is_grad_enabled() and not inside_function_transform():
+        flat = UnrollBackward.forward(*call[:4], kept, len(gradients), *gradients, *stored, *tensors)
     else:
         flat = UnrollBackward.apply(*call[:4], kept, len(gradients), *gradients, *stored, *tensors)
     described = with_saved_as_outputs(cell) if kept else cell

@@ -27,14 +27,21 @@ def unroll(
     Under autocast the products may run in bf16 where the backend can, but states keep their type.
     """
     assert inputs.A is not None
+    if isinstance(cell, CellDescription):
+        check(cell, inputs, inputs.A.shape, inputs.A.device)
+    return _unroll_checked(cell, inputs, backend, precision)
+
+
+def _unroll_checked(
+    cell: CellDescription | str, inputs: Inputs, backend: str, precision: str = "auto"
+) -> list[Tensor]:
+    assert inputs.A is not None
     device = inputs.A.device
     dtype = (inputs.matrices or inputs.states)[0].dtype
     if precision == "auto":
         autocast = autocasts(device.type) and torch.get_autocast_dtype(device.type) == torch.bfloat16
         precision = "bf16" if autocast and device.type == "cuda" else "fp32"
     with without_autocast(device.type):
-        if isinstance(cell, CellDescription):
-            check(cell, inputs, inputs.A.shape, device)
         inputs = inputs._replace(
             A=inputs.A.to(dtype),
             states=[x.to(dtype) for x in inputs.states],
@@ -59,6 +66,7 @@ def unroll_linear(
             served = _linear_case(cell, entering, inputs, backend, tensors)
             if served is not None:
                 return list(autograd.unroll_linear(*served, entering, inputs))
+            return _unroll_checked(cell, inputs._replace(A=entering.A), backend)
     return unroll(cell, inputs._replace(A=entering.A), backend)
 
 

@@ -27,6 +27,8 @@ from torch import Tensor
 from deeprnn.bench.peers import Bench, Peer, Work, backward
 from deeprnn.runs.folder import commit
 
+CLOCK: Callable[[], float] = time.perf_counter
+"""`time.process_time` in its place tells one thread's work from waiting, on a machine that others use too"""
 TOLERANCE = 1e-5
 LIBRARY_TOLERANCE = 5e-5  # cuDNN's persistent kernels approximate tanh; TF32 would be off by 3e-4
 
@@ -156,12 +158,12 @@ def seconds_of(work: Callable[[], Any], device: str, peer: Peer | None = None, o
     if device != "cpu":
         torch.cuda.synchronize()
     if device == "cpu" or once or (peer is not None and peer.by_host):
-        start = time.perf_counter()
+        start = CLOCK()
         for _ in range(calls):
             work()
         if device != "cpu":
             torch.cuda.synchronize()
-        return (time.perf_counter() - start) / calls
+        return (CLOCK() - start) / calls
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(calls):

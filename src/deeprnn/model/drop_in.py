@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from deeprnn.backends.single_step import by_torch
+from deeprnn.backends.unrolling import without_autocast
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.gru import GRU as GRUCell
 from deeprnn.cells.lstm import LSTM as LSTMCell
@@ -16,6 +18,11 @@ from deeprnn.model.arguments import as_sizes
 from deeprnn.model.cell_loop import call_cell, unroll_cell
 from deeprnn.model.explain import explain
 from deeprnn.model.sequence_layer import SequenceLayer, Unrolled
+
+TORCH_CELLS: dict[str, Callable[..., Any]] = {"GRU": torch.gru_cell, "LSTM": torch.lstm_cell}
+"""one step of the layers that torch has too"""
+RECURRENT = ("weight_hh", "weight_hr")
+"""matrices that multiply a state, by their cells' names"""
 
 
 class DropIn(SequenceLayer, nn.RNNBase):
@@ -66,6 +73,10 @@ class DropIn(SequenceLayer, nn.RNNBase):
             for own, name in names.items():
                 shape = template.get_parameter(own).shape
                 self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        names = self._names[0].items()
+        self.recurrent_weights = sum(self.get_parameter(n).numel() for own, n in names if own in RECURRENT)
+        is_torchs = not self.intermediate_sizes and not proj_size
+        self.torch_cell = TORCH_CELLS[mode] if is_torchs else None
         self.reset_parameters()
 
     def _name_of(self, own: str, index: int) -> str:
@@ -118,8 +129,22 @@ class DropIn(SequenceLayer, nn.RNNBase):
 
     def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One call of a cell, with this layer's parameters."""
+        if self.torch_cell is not None and x.device.type == "cpu" and x.is_floating_point():
+            with without_autocast("cpu"):  # the state keeps its type
+                hx = states[0] if len(states) == 1 else list(states)
+                found = self.torch_cell(x.to(states[0].dtype), hx, *self._tensors(index).values())
+                return (found, [found]) if isinstance(found, Tensor) else (found[0], list(found))
         new = call_cell(self._cells[index], x, states, self._tensors(index))
         return new[0], new
+
+    def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
+        """One step goes to torch, unless levels are dropped out between."""
+        drops = self.dropout and self.training and self.num_layers > 1
+        return (
+            not drops
+            and not self.bidirectional
+            and by_torch(self.backend, self.recurrent_weights, x, *states)
+        )
 
     def forward(  # type: ignore[override]
         self,

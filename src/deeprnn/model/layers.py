@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deeprnn.backends.protocol import Linear
+from deeprnn.backends.single_step import as_sequence, by_torch
 from deeprnn.backends.unrolling import without_autocast
-from deeprnn.model import equations, units
 from deeprnn.model.arguments import as_sizes, name_unit
 from deeprnn.model.overrides import refresh_weights
 from deeprnn.model.recurrent_base import Hidden, RecurrentBase, States, reverse
 from deeprnn.model.specs import Place, PlusSpec, Shortcut, warn_idle_shortcut
 from deeprnn.model.tracing import is_tensor, traced_backend
-from deeprnn.model.transition import Weights, unroll_layers
-from deeprnn.model.units import Unit
+from deeprnn.model.transition import Weights, single_step, unroll_layers
+from deeprnn.model.units import Unit, UnitSpec
 
 
 class Level(NamedTuple):
@@ -31,6 +31,8 @@ class Level(NamedTuple):
     W: Sequence[str]
     S: Sequence[str | None]
     b: Sequence[str]
+    phis: Sequence[UnitSpec]
+    recurrent_weights: int
 
     @classmethod
     def of(cls, spec: PlusSpec, suffix: str) -> Level:
@@ -40,7 +42,10 @@ class Level(NamedTuple):
         W = [f"weight_{'zh' if l else 'hh'}{end}" for l, end in enumerate(ends)]
         S = [f"weight_sh{end}" if spec.shortcuts[l] else None for l, end in enumerate(ends)]
         b = [f"bias{'' if l else '_ih'}{end}" for l, end in enumerate(ends)] + [f"bias_hh{suffix}"]
-        return cls(spec, suffix, U, W, S, b if spec.bias else [])
+        below = spec.hidden_size, *spec.sizes
+        read = [n + spec.hidden_size * has for n, has in zip(below, spec.shortcuts, strict=False)]
+        weights = sum(n * width for n, width in zip(read, spec.widths, strict=True))
+        return cls(spec, suffix, U, W, S, b if spec.bias else [], spec.unit_specs, weights)
 
 
 def _at_ends(h: Tensor, lengths: Tensor) -> Tensor:
@@ -192,6 +197,9 @@ class DeepRNN(RecurrentBase):
         """All layers of a level, the states last."""
         spec = level.spec
         U, W, S, b = self._level_weights(level)
+        if by_torch(self.backend, level.recurrent_weights, x, h0):
+            *inner, h = single_step(level.phis, x[0], h0, U, W, S, b)
+            return [*(z.unsqueeze(0) for z in inner), as_sequence(h)]
         entering = self._project(x, spec, U, b) if None in level.U else Linear(x, U, b)
         weights = Weights(W, [s for s in S if s is not None])
         return unroll_layers(spec, entering, h0, weights, backend=traced_backend(self.backend, x, h0))
@@ -232,14 +240,9 @@ class DeepRNN(RecurrentBase):
         h = self._initial(h, x, x.shape[0], True)
         new = []
         for k, (level,) in enumerate(self._directions):
-            spec = level.spec
-            U, W, S, b = self._level_weights(level)
-            A = self._project(x, spec, U, b)
-            phis = [units.resolve(u) for u in spec.unit_specs]
-            St = [None if s is None else s.transpose(0, 1) for s in S]
-            with without_autocast(A.device.type):  # the state keeps its type, as in a sequence
-                parts = A.to(W[0].dtype).split(list(spec.widths), -1)
-                x = equations.transition_mlp(parts, h[k], [w.transpose(0, 1) for w in W], St, phis)[-1]
+            with without_autocast(x.device.type):  # the state keeps its type, as in a sequence
+                weights = self._level_weights(level)
+                x = single_step(level.phis, x.to(h.dtype), h[k], *weights)[-1]
             new.append(x)
         return x, torch.stack(new)
 

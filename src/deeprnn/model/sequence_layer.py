@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from deeprnn.backends.single_step import as_sequence
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import check_settings
 from deeprnn.model.tracing import Traceable, is_symbolic, leaf
@@ -73,6 +74,10 @@ class SequenceLayer(Traceable):
         """One step of a level: its output (B, ·) and new states (B, n)."""
         raise NotImplementedError
 
+    def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
+        """Whether `step_direction` serves a call of one step better, x (1, B, ·)."""
+        return False
+
     def weights_dtype(self) -> torch.dtype:
         """The type of the parameters, and of the states."""
         raise NotImplementedError
@@ -107,7 +112,12 @@ class SequenceLayer(Traceable):
             x, marks = x.transpose(0, 1), None if marks is None else marks.transpose(0, 1)
         self._check_marks(marks, x)
         ends = self._check_lengths(lengths, x, batched)
-        result = self._levels(x, self._first_states(state, x, batched), marks, ends, keep)
+        first = self._first_states(state, x, batched)
+        if marks is None and ends is None and not keep and self.steps_alone(x, first):
+            y, new = self._step_levels(x[0], first)
+            result = Result(as_sequence(y), new, [])
+        else:
+            result = self._levels(x, first, marks, ends, keep)
 
         def arrange(y: Tensor) -> Tensor:
             if ends is not None:
@@ -181,13 +191,16 @@ class SequenceLayer(Traceable):
         if x.dim() != self._dims(x) - 1 or (x.is_floating_point() and x.shape[-1] != self.input_size):
             raise RuntimeError(f"{self._name}.step: x must be {wanted}, got {tuple(x.shape)}")
         self._check_type(x)
-        first = self._first_states(state, x.unsqueeze(0), True)
+        x, new = self._step_levels(x, self._first_states(state, x.unsqueeze(0), True))
+        return x, self._as_state(new)
+
+    def _step_levels(self, x: Tensor, first: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         new: list[list[Tensor]] = [[] for _ in first]
         for level in range(self.num_layers):
             x, states = self.step_direction(level, x, [h[level] for h in first])
             for found, h in zip(new, states, strict=True):
                 found.append(h)
-        return x, self._as_state([torch.stack(h) for h in new])
+        return x, [torch.stack(h) for h in new]
 
     # ---- states
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import linear, softplus
 
 from deeprnn.backends.protocol import Inputs, Linear
 from deeprnn.backends.transformations import constant_when_compiled
@@ -19,7 +19,7 @@ from deeprnn.cells.functions import FUNCTIONS
 from deeprnn.errors import UserError
 from deeprnn.model import equations, units
 from deeprnn.model.specs import PlusSpec
-from deeprnn.model.units import resolve
+from deeprnn.model.units import UnitSpec, resolve
 
 
 class Weights(NamedTuple):
@@ -71,6 +71,32 @@ def unroll_layers(
     else:
         outputs = unroll(cell, inputs._replace(A=entering), backend)
     return outputs[1:] if state_mask is not None else outputs
+
+
+def single_step(
+    phis: Sequence[UnitSpec],
+    x: Tensor,
+    h: Tensor,
+    U: Sequence[Tensor | None],
+    W: Sequence[Tensor],
+    S: Sequence[Tensor | None],
+    b: Sequence[Tensor],
+) -> list[Tensor]:
+    """All layers of ⊕ after one step, one call of torch for each product: x (B, I), h (B, H) -> (B, M_l) each.
+
+    The last of b, where there are any, is the second bias of the first layer, as in `nn.RNN`.
+    """
+    layers, z = [], h
+    for l, unit in enumerate(phis):
+        u, s, bias = U[l], S[l], b[l] if b else None
+        a = linear(z, W[l], b[-1] if b and l == 0 else bias)
+        if u is not None:
+            a = a + linear(x, u, bias if l == 0 else None)
+        elif l == 0 and bias is not None:
+            a = a + bias
+        z = resolve(unit)(a if s is None else a + linear(h, s))
+        layers.append(z)
+    return layers
 
 
 def _by_equations(

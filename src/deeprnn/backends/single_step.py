@@ -1,0 +1,34 @@
+"""Calls of one step on a CPU, which streams make: a few of torch's own operations take less time than calling a kernel.
+
+Nothing is kept between calls, so no change of a parameter, however it is made, can be missed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deeprnn.backends.transformations import plain_tensors
+
+FEW_ROWS = 4
+"""up to here torch's products read a matrix as it lies; with more rows they pack it first"""
+PACKED_WEIGHTS = 2**20
+"""weights from which packing them costs more than calling machine code, which reads them as they lie"""
+
+
+def by_torch(backend: str, weights: int, x: Tensor, *states: Tensor) -> bool:
+    """Whether a call on x (T, B, ·) is one step that is best left to torch's operations; a cell of so many weights."""
+    return (
+        backend == "auto"
+        and not torch.compiler.is_compiling()  # a length of 1 may be the example of a dynamic one
+        and x.shape[0] == 1
+        and x.device.type == "cpu"
+        and (weights < PACKED_WEIGHTS or x.shape[1] <= FEW_ROWS)
+        and not torch.is_autocast_enabled("cpu")
+        and plain_tensors(x, *states)
+    )
+
+
+def as_sequence(y: Tensor) -> Tensor:
+    """(B, n) as (1, B, n); a copy while gradients are recorded, so that the user may change it in place."""
+    return torch.stack([y]) if y.requires_grad else y.unsqueeze(0)
