@@ -42,7 +42,7 @@ def test_a_builder_names_its_sizes_and_types_its_options(name):
     ("settings", "spec", "sizes"),
     [
         (specs.PlusSettings, specs.PlusSpec, {"input_size", "hidden_size"}),
-        (specs.PredictSettings, specs.PredictSpec, {"input_size", "output_size"}),
+        (specs.PredictSettings, specs.PredictSpec, {"input_size", "output_size", "nade_size"}),
     ],
 )
 def test_the_operators_settings_are_their_specs_fields(settings, spec, sizes):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from deeprnn.backends.protocol import Linear
 from deeprnn.backends.single_step import as_sequence, by_torch
-from deeprnn.backends.unrolling import without_autocast
+from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import as_sizes, name_unit
 from deeprnn.model.overrides import refresh_weights
 from deeprnn.model.recurrent_base import Hidden, RecurrentBase, States, reverse
@@ -240,9 +240,10 @@ class DeepRNN(RecurrentBase):
         h = self._initial(h, x, x.shape[0], True)
         new = []
         for k, (level,) in enumerate(self._directions):
-            with without_autocast(x.device.type):  # the state keeps its type, as in a sequence
-                weights = self._level_weights(level)
-                x = single_step(level.phis, x.to(h.dtype), h[k], *weights)[-1]
+            if autocasts(x.device.type):  # inputs in low precision, the state in its own, as in a sequence
+                x = self._run_level(x.unsqueeze(0), h[k], level)[-1][0]
+            else:
+                x = single_step(level.phis, x, h[k], *self._level_weights(level))[-1]
             new.append(x)
         return x, torch.stack(new)
 
