@@ -22,7 +22,7 @@ from deeprnn.model.models import SequenceModel
 from deeprnn.model.overrides import changed
 from deeprnn.training import noise
 from deeprnn.training.flat import Layout
-from deeprnn.training.optimiser import Optimiser, clip_scale
+from deeprnn.training.optimiser import Optimiser, clip_scale, thresholds
 from deeprnn.training.recipe import Recipe
 from deeprnn.training.schedule import Schedule
 
@@ -70,8 +70,11 @@ class Updater:
         parameters: Tensor,
         schedule: Schedule,
         multipliers: Tensor | None = None,
+        variants: Sequence[Recipe] = (),
     ) -> None:
+        """`variants`: each member's own recipe where they differ (`training.lockstep` says in what they may)."""
         P, device = len(seeds), parameters.device
+        recipes = variants or [recipe] * P
         self.model, self.recipe, self.schedule, self.device = model, recipe, schedule, device
         self.scored = Scored(model)
         self.layout = Layout.of(model)
@@ -79,8 +82,10 @@ class Updater:
         self.optimiser = Optimiser(recipe.optimiser, parameters, multipliers)
         self.gradient = torch.zeros_like(parameters)
         self.fused = nvidia(device) and parameters.dtype == torch.float32
-        self.noise = noise.Noise(recipe.regulariser.weight_noise, seeds, self.layout.matrices, device)
-        self.noisy = torch.empty_like(parameters) if self.noise.std else parameters
+        stds = [r.regulariser.weight_noise for r in recipes]
+        self.noise = noise.Noise(stds, seeds, self.layout.matrices, device)
+        self.noisy = torch.empty_like(parameters) if self.noise.any else parameters
+        self.clip = thresholds([r.optimiser.clip for r in recipes]).to(parameters)
         self.groups = (
             [slice(0, P)] if device.type == "cuda" and P > 1 else [slice(p, p + 1) for p in range(P)]
         )
@@ -129,7 +134,7 @@ class Updater:
                 view.copy_(g.view_as(view))
             norm = torch.linalg.vector_norm(gradient, dim=1)
             good = torch.isfinite(norm) & torch.isfinite(nats.detach())
-            scale = clip_scale(norm, self.recipe.optimiser.clip)
+            scale = clip_scale(norm, self.clip[rows])
             if self.fused:
                 average = None if self.average is None else (self.average[rows], self._average_weight())
                 factor = torch.where(good, scale, 0.0)
