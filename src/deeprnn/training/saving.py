@@ -79,10 +79,15 @@ class RunSaver:
     """Watches a trainer and writes its run folder; a population has a folder for each member below `folder`."""
 
     def __init__(
-        self, trainer: Trainer, folder: Path, received: Sequence[int] = (), every_epoch: bool = True
+        self,
+        trainer: Trainer,
+        folder: Path,
+        received: Sequence[int] = (),
+        every_epoch: bool = True,
+        homes: Sequence[Path] | None = None,
     ) -> None:
         self.trainer, self.folder, self.received, self.every_epoch = trainer, folder, received, every_epoch
-        self.homes = member_folders(trainer.recipe, folder)
+        self.homes = list(member_folders(trainer.recipe, folder) if homes is None else homes)
         self.lengths = [0] * len(self.homes)
         self.saved_at = time.monotonic()
         self.saved_best = [0] * len(self.homes)
