@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from deeprnn.cells import lookup
 from deeprnn.errors import UserError
 from deeprnn.runs.folder import Run, load_run
@@ -239,8 +237,3 @@ def _starts(
         for seed, home, result in zip(stage.seeds, homes, results, strict=True)
     }
     return [found[recipe.seeds[0]] for recipe in recipes]
-
-
-def set_threads(threads: int) -> None:
-    """CPU threads of a worker."""
-    torch.set_num_threads(threads)

@@ -1,9 +1,9 @@
 """A search space: for each recipe field a range or a list of values, checked against the recipe before anything runs.
 
-    "optimiser.rate" = "log:0.001..1"          # between two numbers, evenly in the logarithm
-    "regulariser.weight_noise" = "uniform:0..0.2"
-    "schedule.patience" = "int:1..8"           # whole numbers, both ends included
-    "model.hidden" = [[100], [200], [400]]     # one of these
+"optimiser.rate" = "log:0.001..1"          # between two numbers, evenly in the logarithm
+"regulariser.weight_noise" = "uniform:0..0.2"
+"schedule.patience" = "int:1..8"           # whole numbers, both ends included
+"model.hidden" = [[100], [200], [400]]     # one of these
 """
 
 from __future__ import annotations
@@ -214,7 +214,9 @@ def _choice(name: str, values: list[Any]) -> Choice:
 def _check(space: Space, recipe: Recipe) -> None:
     """Refuse a field that does not exist and a value that the recipe would refuse, before the first trial."""
     for name in space.dimensions:
-        override(recipe, {name: flat(recipe.to_dict()).get(name)})  # an unknown one, by its nearest known name
+        override(
+            recipe, {name: flat(recipe.to_dict()).get(name)}
+        )  # an unknown one, by its nearest known name
     # The first values of all others stand beside each: some fields only go together with others.
     others = {name: dimension.first for name, dimension in space.dimensions.items()}
     for name, dimension in space.dimensions.items():

@@ -77,7 +77,9 @@ class Study:
         asked = []
         while len(asked) < most and self.left > 0:
             trial = self.study.ask()
-            if trial.number >= self.spec.trials:  # another sweep of the same study took the last one meanwhile
+            if (
+                trial.number >= self.spec.trials
+            ):  # another sweep of the same study took the last one meanwhile
                 self.fail(trial.number, "one more than the sweep has")
                 break
             trial.set_user_attr("owner", self.owner)
@@ -205,7 +207,9 @@ class Study:
         if theirs is None:
             self.study.set_user_attr("sweep", mine)
         elif theirs != mine:
-            raise UserError("the storage holds another sweep: its space or its recipe differs; use another one")
+            raise UserError(
+                "the storage holds another sweep: its space or its recipe differs; use another one"
+            )
 
     def _backend(self, folder: Path, storage: str) -> Any:
         if "://" in storage:
@@ -222,7 +226,9 @@ class Study:
             with _explained(str(path)):
                 return self.optuna.storages.JournalStorage(backend)
         except OSError as error:
-            raise UserError(f"{path} cannot be used as a journal ({error.strerror}): choose another --storage") from None
+            raise UserError(
+                f"{path} cannot be used as a journal ({error.strerror}): choose another --storage"
+            ) from None
 
 
 def _numbered(optuna: Any, spec: Spec) -> Any:

@@ -47,7 +47,7 @@ class LocalEngine:
         self.device = device
         self.on_gpu = device.startswith("cuda")
         self.devices = _gpus(device) if self.on_gpu else [device]
-        self.slots = jobs or (2 * len(self.devices) if self.on_gpu else 1)
+        self.slots = jobs or (2 * len(self.devices) if self.on_gpu else cores())
         self.processes = self.slots > 1 and not self.on_gpu
         self.turn = count()
         self.pool: Executor | None = None

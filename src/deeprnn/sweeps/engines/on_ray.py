@@ -37,7 +37,9 @@ class RayEngine:
         kind = "GPU" if gpu else "CPU"
         there = int(ray.cluster_resources().get(kind, 0))
         if not there and not self.jobs:
-            raise UserError(f"the Ray cluster has no {kind} to give: start a node that has, or choose another --device")
+            raise UserError(
+                f"the Ray cluster has no {kind} to give: start a node that has, or choose another --device"
+            )
         self.slots = self.jobs or there
         self.resources = {"num_cpus": 0 if gpu else 1, "num_gpus": 1 if gpu else 0, "max_retries": RETRIES}
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
@@ -56,7 +58,9 @@ class RayEngine:
         try:
             self.ray.init(**settings, configure_logging=True, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise UserError(f"--address {self.address or 'local'}: no Ray cluster answers ({error})") from None
+            raise UserError(
+                f"--address {self.address or 'local'}: no Ray cluster answers ({error})"
+            ) from None
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """As a task; its future is told once, whichever attempt ended."""
