@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def sparkline(values: Sequence[float], most: int = SPARK) -> str:
         return ""
     if len(values) > most:
         edges = [round(i * len(values) / most) for i in range(most + 1)]
-        values = [min(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+        values = [min(values[a:b]) for a, b in pairwise(edges)]
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(BARS[min(int((v - low) / span * len(BARS)), len(BARS) - 1)] for v in values)

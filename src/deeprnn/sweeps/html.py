@@ -36,7 +36,7 @@ def sweep_html(spec: Spec, name: str, trials: Sequence[Trial], importances: dict
     data, kind = spec.recipe.data.name, spec.recipe.model.kind
     body = [
         f"<h1>Sweep {escape(name)}</h1>",
-        f"<p class=lead>{escape(kind)} on {escape(data)}, {escape(spec.sampler)} search, {len(trials)} trials: {told}</p>",
+        f"<p class=lead>{escape(kind)} on {escape(data)}, {spec.sampler} search, {len(trials)} trials: {told}</p>",
         *_coordinates(spec, trials),
         *_importances(importances),
         *_curves(trials),

@@ -210,7 +210,7 @@ class _waiting_for:
 
 def _starts(
     recipes: Sequence[Recipe], root: Path, data: Data, device: str, received: Sequence[int]
-) -> list[Source | None] | None:
+) -> Sequence[Source | None] | None:
     """The parameters each member starts from, where its recipe names a first stage or a run."""
     first = recipes[0]
     if first.pretrain.run:

@@ -272,17 +272,17 @@ class _Coordinator:
             self.view.say(f"pack {pack.number}: {error}; it goes on from its last checkpoint")
             self.waiting.insert(0, pack)
             return
-        outcome = None if error is not None else future.result()
-        if error is None and outcome is None:
+        results: list[Result] | None = None if error is not None else future.result()
+        if error is None and results is None:
             return  # interrupted: saved, to be gone on with
         for trial in dict.fromkeys(pack.trials):
             own = [m for m, t in enumerate(pack.trials) if t == trial]
             if {*own} & {*self.stopped.get(pack.number, ())}:
                 continue  # told already
-            if error is not None:
+            if results is not None:
+                self._conclude(trial, [results[m] for m in own])
+            elif error is not None:
                 self._fail(trial, _told(error))
-            else:
-                self._conclude(trial, [outcome[m] for m in own])
         self._remove_pack(self.settings.folder / pack.folder)
         if self.store is not None:
             self._fetch(pack)

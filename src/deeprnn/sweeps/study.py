@@ -232,7 +232,7 @@ class Study:
 
 
 def _numbered(optuna: Any, spec: Spec) -> Any:
-    """A sampler whose values follow from a trial's number: the same after a kill, and for everybody who shares a study."""
+    """A sampler whose values follow from a trial's number: the same after a kill, and for all who share a study."""
 
     class Numbered(optuna.samplers.BaseSampler):
         @cached_property
@@ -294,9 +294,13 @@ def _database(optuna: Any, url: str) -> Any:
         raise UserError(
             f"--storage {_without_password(url)}: its driver is not installed ({error}): pip install psycopg2-binary"
         ) from None
-    except Exception as error:  # each driver has errors of its own
+    except (optuna.exceptions.StorageInternalError, *_sql_errors()) as error:
         first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise UserError(f"--storage {_without_password(url)} cannot be used: {first}") from None
+
+
+def _sql_errors() -> tuple[type[Exception], ...]:
+    return (need("sqlalchemy.exc", extra="sweep").SQLAlchemyError, ValueError, OSError)
 
 
 def _without_password(url: str) -> str:

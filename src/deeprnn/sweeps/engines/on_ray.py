@@ -1,4 +1,4 @@
-"""An existing Ray cluster: each piece of work a Ray task with declared CPUs or a GPU, tried elsewhere when a node dies."""
+"""An existing Ray cluster: work as Ray tasks with declared CPUs or a GPU, tried elsewhere when a node dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RETRIES = 20
 """times that Ray tries a task again whose node or worker died"""
 CONNECT = 5.0
 """seconds for an address to answer"""
-PASSED_ON = ("DEEPRNN_DATA", "DEEPRNN_IMPORT", "PYTHONPATH")
+PASSED_ON = ("DEEPRNN_DATA", "DEEPRNN_IMPORT")
 """variables of the environment that workers have too"""
 
 
@@ -51,8 +51,7 @@ class RayEngine:
 
     def _connect(self) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-        variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        settings: dict[str, Any] = {"log_to_driver": False, "runtime_env": {"env_vars": variables}}
+        settings: dict[str, Any] = {"log_to_driver": False}
         if self.address:
             settings["address"] = _checked(self.address)
         try:
@@ -64,8 +63,9 @@ class RayEngine:
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """As a task; its future is told once, whichever attempt ended."""
-        remote = self.ray.remote(work).options(**self.resources)
-        inner = remote.remote(self.board, self.device, *arguments).future()
+        remote = self.ray.remote(_with_variables).options(**self.resources)
+        variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        inner = remote.remote(variables, work, self.board, self.device, *arguments).future()
         outer: Future[Any] = Future()
         outer.set_running_or_notify_cancel()
         lost = (self.ray.exceptions.WorkerCrashedError, self.ray.exceptions.NodeDiedError,
@@ -86,6 +86,13 @@ class RayEngine:
     def __exit__(self, *error: object) -> None:
         if self.mine:
             self.ray.shutdown()
+
+
+def _with_variables(variables: dict[str, str], work: Callable[..., Any], *arguments: Any) -> Any:
+    """In a worker: with the driver's variables, where the node has none of its own."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    return work(*arguments)
 
 
 class _Remote:
