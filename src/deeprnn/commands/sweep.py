@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
+    from deeprnn.commands.train import Train
     from deeprnn.sweeps.spec import Spec
+    from deeprnn.training.recipe import Recipe
+
+KINDS = ("log:", "uniform:", "int:")
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,26 @@ class Sweep:
             if path.is_dir()
             else Path("sweeps") / self.what.removesuffix(".toml").replace("/", "-").strip(".-")
         )
+
+
+def from_train(train: Train, recipe: Recipe, stem: str) -> int:
+    """`deeprnn train DATA --sweep field=values …`: a sweep of the recipe that it would train."""
+    from deeprnn.errors import UserError
+    from deeprnn.sweeps.spec import make_spec
+    from deeprnn.training.recipe import parse_value
+
+    space = {}
+    for text in train.sweep:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UserError(
+                f"--sweep {text!r} needs the form field=values, as in optimiser.rate=log:0.001..1"
+            )
+        space[name.replace("-", "_")] = value if value.startswith(KINDS) else parse_value(value)
+    tables = {"space": space, "sampler": train.sampler, "trials": train.trials}
+    name = train.name or f"{stem}-{'-'.join(n.rpartition('.')[2] for n in space)}"
+    options = Sweep(what=name, trials=train.trials, device=train.device, quiet=train.quiet)
+    return conduct(make_spec(recipe, tables), Path("sweeps") / name, options)
 
 
 def conduct(spec: Spec, folder: Path, options: Any) -> int:

@@ -14,6 +14,7 @@ from deeprnn.commands.reading import Reading
 from deeprnn.commands.recipe_options import (
     MEANT,
     apply,
+    joined,
     parsed,
     show_fields,
     split_overrides,
@@ -66,6 +67,12 @@ class Train:
     """also write the finished run's entry into this folder"""
     tensorboard: bool = False
     """write TensorBoard logs into the run folder"""
+    sweep: tuple[str, ...] = ()
+    """search over these fields instead: optimiser.rate=log:0.001..1 model.hidden=[[100],[200]]"""
+    trials: int | None = None
+    """with --sweep: how many"""
+    sampler: Literal["grid", "random", "tpe"] = "tpe"
+    """with --sweep: how they are chosen"""
     quiet: bool = False
     """print nothing but errors"""
     json: bool = False
@@ -78,7 +85,7 @@ class Train:
         """Recipe fields go to the recipe, the rest to this command."""
         from dataclasses import replace
 
-        rest, overrides = split_overrides(argv)
+        rest, overrides = split_overrides(joined(argv, "--sweep"))
         try:
             command = parse(cls, rest, prog, others=typed_names(), meant=MEANT)
         except SystemExit as end:
@@ -113,6 +120,10 @@ class Train:
             for remark in (*data.remarks, *remarks):
                 console().print(remark)
         stem = f"{Path(recipe.data.name).stem}-{recipe.model.name}"
+        if self.sweep:
+            from deeprnn.commands.sweep import from_train
+
+            return from_train(self, recipe, stem)
         folder = self._named() if self.name else new_folder(self.out, stem)
         return conduct(recipe, folder, data=data, options=self, new=True)
 
