@@ -27,7 +27,7 @@ ROWS = [
     {"model.specs", "model.equations", "model.init"},
     {"backends"},
     {"model.transition", "model.cell_loop", "model.explain", "model.arguments", "model.large_softmax"},
-    {"model.operators", "model.sequence_layer"},
+    {"model.operators", "model.sequence_layer", "model.embedding"},
     {"model.recurrent_base", "model.cell_level"},
     {"model.layers", "model.models", "model.recurrent", "model.drop_in"},
     {"model.paper", "model.structure", "model.export"},

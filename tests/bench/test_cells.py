@@ -36,7 +36,7 @@ def test_a_cell_that_is_wrong_gets_no_speed():
 
 
 def test_the_command_prints_one_table_a_size(capsys):
-    small = ["--device", "cpu", "--hidden", "6", "--batch", "1", "2", "--steps", "3", "--repeats", "1"]
+    small = ["--device", "cpu", "--hidden", "6", "--batch", "1", "2", "--steps", "2", "--repeats", "1"]
     assert cli.main(["bench", "--cells", *small]) == 0
     text = capsys.readouterr().out
     for name in (*PEERS, *PEERS.values(), "B=1", "B=2", "H=6"):

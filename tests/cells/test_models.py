@@ -235,8 +235,8 @@ def test_imports_of_the_command_line(monkeypatch):
 def test_a_recipe_keeps_its_cell():
     recipe = toys.recipe(model__cell="rhn", model__cell_options=["depth=3", "zoneout=0.1"])
     assert Recipe.from_dict(tomllib.loads(to_toml(recipe))) == recipe
-    changed = toys.recipe(model__cell="rhn", regulariser__dropout_state=0.1)
-    with pytest.raises(UserError, match=r"dropout\.state acts inside the paper's"):
+    changed = toys.recipe(model__cell="rhn", regulariser__dropout_intermediate=0.1)
+    with pytest.raises(UserError, match=r"dropout\.intermediate acts inside the paper's"):
         changed.model.spec(9, False, changed.regulariser.dropout)
 
 

@@ -44,7 +44,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "SONGS", *QUICK): ("--seeds", "--threads", "FIELD"),
     ("train",): ("WHAT",),
     ("resume", "RUN", "--quiet", "--device", "cpu"): ("--threads", "--device", "--ledger"),
-    ("evaluate", "RUN", "--device", "cpu"): ("--split", "--dynamic", "--chunk", "--threads"),
+    ("evaluate", "RUN", "--device", "cpu"): ("--split", "--dynamic", "--decay", "--chunk", "--threads"),
     ("generate", "RUN", "--length", "4", "--out", "made"): (
         *(
             "--length",

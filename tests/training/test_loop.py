@@ -16,7 +16,8 @@ from deeprnn.model.models import build
 from deeprnn.model.specs import Dropout
 from deeprnn.runs.checkpoint import load_state
 from deeprnn.runs.folder import Run
-from deeprnn.training.evaluate import dynamic_evaluation, evaluate, evaluation_plan, one_gram, score
+from deeprnn.training.dynamic import dynamic_evaluation
+from deeprnn.training.evaluate import evaluate, evaluation_plan, one_gram, score
 from deeprnn.training.loop import NonFinite, Trainer
 from deeprnn.training.recipe import EvaluationPart, override
 from deeprnn.training.saving import Interrupted

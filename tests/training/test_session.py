@@ -18,7 +18,8 @@ from deeprnn.model.specs import Dropout
 from deeprnn.runs import checkpoint
 from deeprnn.runs.folder import load_run
 from deeprnn.training import saving, threads
-from deeprnn.training.evaluate import dynamic_evaluation, evaluate
+from deeprnn.training.dynamic import dynamic_evaluation
+from deeprnn.training.evaluate import evaluate
 from deeprnn.training.recipe import Recipe, override, to_toml
 from deeprnn.training.session import recipe_of, resume, rooted, run_recipe
 from tests.runs.test_folder import StopAt, strip

@@ -35,11 +35,12 @@ class Describe:
 
     `deeprnn describe --table1` lists the paper's Table 1 beside our counts;
     `deeprnn describe dots --hidden 400 --intermediate 400 --output-hidden 400` any model of the family;
-    `deeprnn describe lstm --hidden 400` or `my_cells.py:Paced` a cell; `deeprnn describe runs/x` the model of a run.
+    `deeprnn describe lstm --hidden 400` or `my_cells.py:Paced` a cell; `deeprnn describe paper/jsb/dots` the model of
+    a recipe, `deeprnn describe runs/x` that of a run.
     """
 
     model: Annotated[str | None, tyro.conf.Positional] = None
-    """rnn, dt, dts, do, dot, dots, srnn, sdts, sdots, a cell such as lstm or my_cells.py:Paced, or a run's folder"""
+    """rnn, dt, dts, do, dot, dots, srnn, sdts, sdots, a cell such as lstm or my_cells.py:Paced, a recipe, or a run"""
     table1: bool = False
     """print the 20 sizes of the paper's Table 1"""
     input: int = 88
@@ -99,7 +100,7 @@ class Describe:
         from deeprnn.model.models import assemble
 
         if self.model not in MODELS:
-            return self.cell_spec() or run_spec(self.model)
+            return self.cell_spec() or self.recipe_spec() or run_spec(self.model)
         deep, deep_output, short, stacked = MODELS[self.model]
         if self.intermediate and not deep:
             raise UserError(
@@ -156,6 +157,19 @@ class Describe:
             cell_options=self.options,
         )
 
+    def recipe_spec(self) -> ModelSpec | None:
+        """The model that a recipe trains on its own data, None where no recipe is meant."""
+        from deeprnn.model import paper
+        from deeprnn.training.defaults import is_recipe
+        from deeprnn.training.recipe import load_recipe
+
+        if not is_recipe(self.model or ""):
+            return None
+        recipe = load_recipe(self.model or "")
+        size = paper.INPUTS.get(recipe.data.name, self.input)
+        text = self.text or recipe.data.name.startswith("ptb") or recipe.data.level in ("char", "word")
+        return recipe.model.spec(size, text, recipe.regulariser.dropout)
+
     def draw(self, spec: ModelSpec) -> None:
         """Write the pictures asked for."""
         from deeprnn.files import write_atomically
@@ -179,8 +193,8 @@ def run_spec(name: str) -> ModelSpec:
         from deeprnn.cells.library import LIBRARY
 
         raise UserError(
-            f"{name!r} is neither a model nor a cell nor the folder of a run: models are {', '.join(MODELS)}; cells "
-            f"are {', '.join(LIBRARY)}, and your own as my_cells.py:Paced"
+            f"{name!r} is neither a model nor a cell nor a recipe nor the folder of a run: models are "
+            f"{', '.join(MODELS)}; cells are {', '.join(LIBRARY)}, and your own as my_cells.py:Paced"
         )
     try:
         info = json.loads(path.read_bytes())

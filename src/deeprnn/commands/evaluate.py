@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from deeprnn.model.models import SequenceModel
+    from deeprnn.training.evaluate import Data, Progress
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score a trained run's best parameters on a split."""
+    """Score a trained run's best parameters on a split.
+
+    `deeprnn evaluate RUN --dynamic auto` learns from each chunk after scoring it, at a rate chosen on the validation
+    part; `--dynamic 0.01,0.1` chooses among these, `--dynamic 0.1` takes that one.
+    """
 
     run_folder: tyro.conf.Positional[Path]
     """a folder under runs/"""
     split: Literal["train", "valid", "test"] = "test"
-    dynamic: float = 0.0
-    """a rate above zero: dynamic evaluation, which learns from each chunk after scoring it"""
+    dynamic: str = ""
+    """a rate, several, or auto: dynamic evaluation, which learns from each chunk after scoring it"""
+    decay: str = ""
+    """dynamic: share, or several, by which the parameters fall back to the trained ones after each update (0)"""
     chunk: int = 50
     """dynamic: steps between two updates"""
     device: str = "auto"
@@ -37,7 +49,7 @@ class Evaluate:
         from deeprnn.errors import UserError
         from deeprnn.model import metrics
         from deeprnn.runs.folder import load_run
-        from deeprnn.training.evaluate import dynamic_evaluation, evaluate
+        from deeprnn.training.evaluate import evaluate
         from deeprnn.training.recipe import Recipe
         from deeprnn.training.session import load_data, pick_device
 
@@ -52,14 +64,15 @@ class Evaluate:
                 f"{recipe.data.name} has changed since {found.path} was trained: its vocabulary differs"
             )
         model = found.model().to(pick_device(self.device))
-        with run_view.ScoringBar(f"scoring {self.split}") as progress:
-            if self.dynamic:
-                options = {"rate": self.dynamic, "chunk": self.chunk, "progress": progress}
-                scores = dynamic_evaluation(model, data, self.split, **options)
-            else:
+        how: dict[str, Any] = {}
+        if self.decay and not self.dynamic:
+            raise UserError(f"--decay {self.decay} is for dynamic evaluation: give --dynamic too")
+        if self.dynamic:
+            scores, how = self._dynamic(model, data)
+        else:
+            with run_view.ScoringBar(f"scoring {self.split}") as progress:
                 scores = evaluate(model, data, self.split, recipe.evaluation, progress)
         if self.json:
-            how = {"dynamic": self.dynamic} if self.dynamic else {}
             print(json.dumps({"run": str(found.path), "split": self.split, **how, **scores}))
             return 0
         told = f" on {data.name}, {self.split}: {metrics.describe(scores)}"
@@ -68,6 +81,46 @@ class Evaluate:
             console().print(
                 f"  {name:<34} {value:,.4f}" if isinstance(value, float) else f"  {name:<34} {value:,}"
             )
+        for trial in how.pop("tried_on_valid", ()):
+            cost = "diverged" if trial["valid"] is None else f"{trial['valid']:,.4f}"
+            console().print(f"  valid at rate {trial['rate']:g}, decay {trial['decay']:g}: {cost}")
+        for name, value in how.items():
+            console().print(f"  {name:<34} {value:g}")
         if found.info.get("paper") is not None and self.split == "test":
             console().print(f"  {'the paper':<34} {found.info['paper']:g}")
         return 0
+
+    def _dynamic(self, model: SequenceModel, data: Data) -> tuple[dict[str, float], dict[str, Any]]:
+        """Scores with the rate and decay that validation prefers, and how they were found."""
+        from deeprnn.commands.run_view import ScoringBar
+        from deeprnn.training.dynamic import RATES, dynamic_evaluation, tuned
+
+        rates = RATES if self.dynamic == "auto" else _numbers("--dynamic", self.dynamic)
+        decays = _numbers("--decay", self.decay) if self.decay else (0.0,)
+        how: dict[str, Any] = {"dynamic": rates[0], "decay": decays[0], "chunk": self.chunk}
+        if len(rates) * len(decays) > 1:
+            with contextlib.ExitStack() as stack:
+
+                def each(trial: int, trials: int) -> Progress:
+                    stack.close()
+                    return stack.enter_context(ScoringBar(f"trying rates on valid, {trial} of {trials}"))
+
+                best, trials = tuned(model, data, rates, decays, chunk=self.chunk, progress=each)
+            tried = [{"rate": t.rate, "decay": t.decay, "valid": t.valid if t.valid < math.inf else None}
+                     for t in trials]  # fmt: skip
+            how |= {"dynamic": best.rate, "decay": best.decay, "tried_on_valid": tried}
+        with ScoringBar(f"scoring {self.split}, learning at {how['dynamic']:g}") as progress:
+            options = {"rate": how["dynamic"], "decay": how["decay"], "chunk": self.chunk}
+            return dynamic_evaluation(model, data, self.split, progress=progress, **options), how
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    """One number or several with commas between."""
+    from deeprnn.errors import UserError
+
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        also = ", or auto" if option == "--dynamic" else ""
+        raise UserError(f"{option} {text!r}: a number is expected, or several as in 0.01,0.1{also}") from None
+    return numbers

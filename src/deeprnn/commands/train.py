@@ -55,6 +55,8 @@ class Train:
     """1..5 or 1,2,3: as many models, trained in lockstep"""
     rates: str = ""
     """1,0.5: every seed at every rate"""
+    transpositions: str = ""
+    """music, 0,6: every seed with songs as they are and moved by up to 6 semitones; validation decides"""
     out: Path = Path("runs")
     """the folder that runs are kept in"""
     name: str = ""
@@ -109,7 +111,8 @@ class Train:
         recipe, data, remarks = resolve(
             self.what, self._model(parsed(overrides)), self.level, parsed(overrides)
         )
-        members = [(name, text) for name, text in (("seeds", self.seeds), ("rates", self.rates)) if text]
+        given = {"seeds": self.seeds, "rates": self.rates, "transpositions": self.transpositions}
+        members = [(name, text) for name, text in given.items() if text]
         recipe = apply(recipe, [*overrides, *members])
         if recipe.model.cell:  # a person asks for it, here or in a recipe of theirs: its code may run
             recipe = override(recipe, {"model.cell": lookup.load(recipe.model.cell)})

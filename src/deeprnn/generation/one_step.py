@@ -45,6 +45,8 @@ def can_serve(model: SequenceModel) -> bool:
     """Whether `FewRows` knows the model: plain ⊕, no deep input or input to upper levels, nothing overridden."""
     if not all(isinstance(level.spec, PlusSpec) for level in model.levels) or overridden(model):
         return False
+    if model.spec.embedding is not None:
+        return False
     return all(
         not spec.skip_size and not spec.input_mlp_sizes and all(unit in UNITS for unit in spec.units)
         for spec in (level.spec for level in model.levels)

@@ -57,6 +57,15 @@ class CellLevel(nn.Module):
             if self.spec.symbols:
                 self.embedding.copy_(torch.randn(self.embedding.shape) * init.input_std)
 
+    def set_state_dropout(self, p: float) -> None:
+        """Leave units of the state out where the cell's matrices multiply it, the same ones for a whole sequence."""
+        if not hasattr(self.cell, "recurrent_dropout"):
+            raise UserError(
+                f"dropout.state={p}: the cell {lookup.short(self.spec.cell)} has no attribute recurrent_dropout, the "
+                "probability by which its step drops units of the state (deeprnn.cells.draws.sequence_dropout)"
+            )
+        self.cell.recurrent_dropout = float(p)
+
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
         """The cell's own first states."""
         return tuple(self.cell.initial_state(batch))

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from deeprnn.errors import UserError
 from deeprnn.model import init as initialisation
 from deeprnn.model.cell_level import CellLevel
+from deeprnn.model.embedding import Embedding, embedding_spec
 from deeprnn.model.init import InitSpec
-from deeprnn.model.operators import Plus, Predict
+from deeprnn.model.operators import Plus, Predict, enter
 from deeprnn.model.overrides import formula
 from deeprnn.model.specs import (
     CellSpec,
@@ -53,8 +54,23 @@ class SequenceModel(Traceable):
             (CellLevel if isinstance(p, CellSpec) else Plus).from_spec(p, device, dtype, initialise)  # type: ignore[arg-type]
             for p in spec.levels
         )  # type: ignore[assignment]
+        for level in self.levels:
+            if spec.dropout.state and isinstance(level, CellLevel):
+                level.set_state_dropout(spec.dropout.state)
         self.predict = Predict.from_spec(spec.predict, device, dtype, initialise)
+        if spec.embedding is not None and not spec.embedding.tied:
+            self.embedding = Embedding(spec.embedding, device, dtype, initialise)
         self.backend = "auto"
+
+    def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the first level sees: x itself, or a learned vector for each symbol; `mask` (symbols, 1) drops some."""
+        own = self.spec.embedding
+        if own is None:
+            return x
+        # Tied, the vectors are ▷'s last matrix: one parameter, and no second name for it.
+        last = f"V{len(self.spec.predict.sizes) + 1}"
+        weight = getattr(self.predict, last) if own.tied else self.embedding.weight
+        return enter(x, weight if mask is None else weight * mask, True)
 
     def initial_state(self, batch_size: int) -> State:
         """The states before the first step: h_0 = 0 for every level."""
@@ -68,11 +84,14 @@ class SequenceModel(Traceable):
         self._check_reset(reset, x)
         state = self._state(state, x.shape[1])
         masks = masks or {}
-        below = x if "input" not in masks else x * masks["input"]
+        entered = self.embed(x, masks.get("symbols"))
+        below = entered if "input" not in masks else entered * masks["input"]
         seen, last = [], []
         for k, (level, own) in enumerate(zip(self.levels, self._by_level(state), strict=True)):
             inner = _of_level(masks, k)
-            skip = x if level.spec.skip_size else None
+            skip = entered if level.spec.skip_size else None
+            if f"below{k}" in masks:
+                below = below * masks[f"below{k}"]
             below, new = level.run(below, own, reset, skip, inner, backend=self.backend)
             seen.append(below)
             last += new
@@ -95,15 +114,17 @@ class SequenceModel(Traceable):
         if is_symbolic(x):
             return leaf(self, x, state, reset, masks)
         top, state = self.hidden(x, state, reset, masks)
-        return self.predict(top, _of_output(masks or {})), state
+        dropped = _of_output(masks or {})
+        return self.predict(top, dropped) if dropped else self.predict(top), state
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """One step, for streaming and sampling: x (B, I) or symbols (B,), logits (B, O)."""
         self._check(x, 1 if self.spec.symbols else 2)
         state = self._state(state, x.shape[0])
-        below, seen, last = x, [], []
+        entered, seen, last = self.embed(x), [], []
+        below = entered
         for level, own in zip(self.levels, self._by_level(state), strict=True):
-            below, new = level.run_step(below, own, x if level.spec.skip_size else None)
+            below, new = level.run_step(below, own, entered if level.spec.skip_size else None)
             seen.append(below)
             last += new
         top = torch.cat(seen, -1) if self.spec.output_from == "all" else below
@@ -149,9 +170,13 @@ class SequenceModel(Traceable):
         drop = self.spec.dropout
         steps = () if drop.per_sequence else (T,)
         out = {}
-        if not self.spec.symbols:
-            out["input"] = drop.input, (*steps, B, self.spec.input_size)
+        if self.spec.embedding is not None:
+            out["symbols"] = drop.symbols, (self.spec.embedding.symbols, 1)
+        if not self.levels[0].spec.symbols:
+            out["input"] = drop.input, (*steps, B, self.levels[0].spec.input_size)
         for k, level in enumerate(self.levels):
+            if k:
+                out[f"below{k}"] = drop.levels, (*steps, B, level.spec.input_size)
             if isinstance(level, CellLevel):
                 continue
             out[f"{k}.state"] = drop.state, (B, level.spec.hidden_size)
@@ -235,18 +260,24 @@ def assemble(
     dropout: Dropout | None = None,
     cell: str = "",
     cell_options: Sequence[str] = (),
+    embedding: int = 0,
+    tied: bool = False,
 ) -> ModelSpec:
     """The spec of any model of the paper's family from plain sizes.
 
     `symbols=None` takes integer symbols for a categorical output and vectors for a Bernoulli one. With `cell` every
     level is that cell (`cells.lookup`) in place of the paper's ⊕, built with `cell_options` such as "zoneout=0.1";
     of the settings of ⊕ only `intermediate` has a meaning then, for cells with the argument `intermediate_sizes`.
+    `embedding` is the length of a learned vector for each symbol, 0 for none; `tied` takes ▷'s last matrix for it.
     """
     if not hidden_sizes:
         raise UserError("hidden_sizes must name at least one level, got none")
     inner, out_sizes = sizes(intermediate), sizes(output_hidden)
     mlp = sizes(input_mlp)
     symbols = output == "categorical" if symbols is None else symbols
+    embedded = embedding_spec(input_size, embedding, tied, symbols)
+    if embedded is not None:
+        input_size, symbols = embedded.size, False
     skip = input_size if input_to_levels == "all" else 0
     levels: list[Level] = []
     if cell and inner:
@@ -273,7 +304,8 @@ def assemble(
         )
     width = sum(hidden_sizes) if output_from == "all" else hidden_sizes[-1]
     predict = PredictSpec(width, output_size, out_sizes, (named(output_unit),), output_shortcut, bias)
-    return ModelSpec(tuple(levels), predict, output, output_from, input_to_levels, dropout or Dropout())
+    dropout = dropout or Dropout()
+    return ModelSpec(tuple(levels), predict, output, output_from, input_to_levels, dropout, embedded)
 
 
 def sizes(value: Sizes) -> tuple[int, ...]:
@@ -312,6 +344,10 @@ class Options(TypedDict, total=False):
     """hidden layers between the input and the first level"""
     bias: bool
     dropout: Dropout | None
+    embedding: int
+    """length of a learned vector for each symbol; 0 for none"""
+    tied: bool
+    """the embedding is the output's last matrix"""
     init: InitSpec | None
     """None is the paper's for the task that the model's shape suggests"""
     seed: int | None

@@ -311,7 +311,7 @@ class Plus(Operator):
         self, x: Tensor, state: Sequence[Tensor], skip: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The same for one step."""
-        h = self(x, state[0], skip)
+        h = self(x, state[0]) if skip is None else self(x, state[0], skip)
         return h, (h,)
 
     def commutativity(self, a: Tensor, b: Tensor) -> Tensor:

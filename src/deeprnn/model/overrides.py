@@ -17,7 +17,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 C = TypeVar("C", bound=type)
-Step = Callable[[Tensor, Tensor, Tensor | None], Sequence[Tensor]]
+Step = Callable[..., Sequence[Tensor]]
+"""(x, h) or, where the input goes past a level, (x, h, skip)"""
 
 HOOKS = (
     ("forward pre-hook", "_forward_pre_hooks", torch_module._global_forward_pre_hooks),
@@ -101,7 +102,8 @@ def unroll_calls(
         if "reset" in at:
             h = torch.where(at["reset"].unsqueeze(-1), 0.0, h)
         mask = at.get("mask", state_mask)
-        *others, h = step(at["x"], h if mask is None else h * mask, at.get("skip"))
+        skipped = [at["skip"]] if "skip" in at else []  # a user's forward(x, h) need not know of it
+        *others, h = step(at["x"], h if mask is None else h * mask, *skipped)
         return h, torch.cat([*others, h], -1)
 
     if torch.compiler.is_exporting():  # the loop as one operator: time stays a dynamic dimension

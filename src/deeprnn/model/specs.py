@@ -240,13 +240,32 @@ class Dropout:
     intermediate: float = 0.0
     output: float = 0.0
     per_sequence: bool = False
+    """one mask for all steps of a call ("variational": Gal & Ghahramani, 2016); that of the state always is"""
+    levels: float = 0.0
+    """between one level of a stack and the next"""
+    symbols: float = 0.0
+    """whole symbols of an embedding, wherever they occur; their learned vectors are zero"""
 
     def __post_init__(self) -> None:
-        for name in ("input", "state", "intermediate", "output"):
+        for name in ("input", "state", "intermediate", "output", "levels", "symbols"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
                 raise UserError(f"dropout.{name} must be at least 0 and below 1, got {value!r}")
         boolean("dropout", per_sequence=self.per_sequence)
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """A learned vector for each integer symbol, below the first level."""
+
+    symbols: int
+    size: int
+    tied: bool = False
+    """the vectors are the rows of ▷'s last matrix: one parameter for both (Press & Wolf, 2017; Inan et al., 2017)"""
+
+    def __post_init__(self) -> None:
+        positive("embedding", symbols=self.symbols, size=self.size)
+        boolean("embedding", tied=self.tied)
 
 
 @dataclass(frozen=True)
@@ -259,6 +278,7 @@ class ModelSpec:
     output_from: OutputFrom = "top"
     input_to_levels: LevelInput = "first"
     dropout: Dropout = field(default_factory=Dropout)
+    embedding: EmbeddingSpec | None = None
 
     def __post_init__(self) -> None:
         as_tuple(self, "levels")
@@ -271,19 +291,38 @@ class ModelSpec:
             raise UserError(
                 f"model: dropout must be a Dropout, such as Dropout(output=0.5), got {self.dropout!r}"
             )
-        if self.dropout.input and self.symbols:
-            raise UserError(f"model: dropout.input={self.dropout.input} has nothing to act on, the input is integer "
-                            "symbols: use dropout.state, intermediate or output")  # fmt: skip
+        self._check_dropout()
         self._check_cells()
         self._check_sizes()
+        self._check_embedding()
+
+    def _check_dropout(self) -> None:
+        drop = self.dropout
+        if drop.input and self.symbols and self.embedding is None:
+            raise UserError(f"model: dropout.input={drop.input} has nothing to act on, the input is integer symbols: "
+                            "use dropout.state, intermediate or output, or give the symbols learned vectors "
+                            "(model.embedding = 200)")  # fmt: skip
+        if drop.symbols and self.embedding is None:
+            raise UserError(f"model: dropout.symbols={drop.symbols} leaves out vectors of an embedding, and there is "
+                            "none: set model.embedding, such as 200")  # fmt: skip
+        if drop.levels and len(self.levels) == 1:
+            raise UserError(
+                f"model: dropout.levels={drop.levels} acts between levels, and there is one: use dropout.output, or "
+                "a stack (model.hidden = [200, 200])"
+            )
 
     def _check_cells(self) -> None:
         cells = [level.cell for level in self.levels if isinstance(level, CellSpec)]
-        inside = [n for n in ("state", "intermediate") if getattr(self.dropout, n)]
-        if cells and inside:
+        if cells and self.dropout.intermediate:
             raise UserError(
-                f"model: dropout.{inside[0]} acts inside the paper's ⊕, not inside the cell {cells[0]}: shipped cells "
-                'have the options recurrent_dropout and zoneout, as in model.cell_options = ["zoneout=0.1"]'
+                f"model: dropout.intermediate acts inside the paper's ⊕, not inside the cell {cells[0]}: use "
+                'dropout.state, or zoneout, an option of shipped cells, as in model.cell_options = ["zoneout=0.1"]'
+            )
+        options = [o for level in self.levels if isinstance(level, CellSpec) for o in level.options]
+        if self.dropout.state and any(o.partition("=")[0].strip() == "recurrent_dropout" for o in options):
+            raise UserError(
+                f"model: dropout.state={self.dropout.state} and the cell's option recurrent_dropout say the same "
+                "thing: give one of them"
             )
         if cells and self.input_to_levels == "all":
             raise UserError(
@@ -304,15 +343,40 @@ class ModelSpec:
         if self.predict.input_size != want:
             raise UserError(f"model: ▷ takes {self.predict.input_size} inputs but the state has {want} units")
 
+    def _check_embedding(self) -> None:
+        own = self.embedding
+        if own is None:
+            return
+        if not isinstance(own, EmbeddingSpec):
+            raise UserError(f"model: embedding must be an EmbeddingSpec or None, got {own!r}")
+        if any(level.symbols for level in self.levels) or self.levels[0].input_size != own.size:
+            raise UserError(
+                f"model: an embedding gives the first level vectors of {own.size}, but it takes "
+                f"{'symbols' if self.levels[0].symbols else self.levels[0].input_size}"
+            )
+        if not own.tied:
+            return
+        last = self.predict.sizes[-1] if self.predict.sizes else self.predict.input_size
+        if last != own.size or self.predict.output_size != own.symbols:
+            raise UserError(
+                f"model: tied embeddings need an output matrix of the embedding's shape, {own.symbols:,} x {own.size}, "
+                f"but ▷'s last one is {self.predict.output_size:,} x {last}: set model.embedding = {last}, or put a "
+                f'projection in between (model.output_hidden = [{own.size}], output_unit = "identity")'
+            )
+        if self.predict.shortcut:
+            raise UserError(
+                "model: tied embeddings and output_shortcut exclude each other: ▷ has two last matrices then"
+            )
+
     @property
     def symbols(self) -> bool:
         """Whether the input is integer symbols rather than vectors."""
-        return self.levels[0].symbols
+        return self.embedding is not None or self.levels[0].symbols
 
     @property
     def input_size(self) -> int:
         """Length of an input vector, or the number of symbols."""
-        return self.levels[0].input_size
+        return self.levels[0].input_size if self.embedding is None else self.embedding.symbols
 
     @property
     def output_size(self) -> int:
@@ -335,7 +399,10 @@ class ModelSpec:
         )
         predict = read(PredictSpec, data.pop("predict", {}))
         dropout = read(Dropout, data.pop("dropout", {}))
-        return read(cls, {**data, "levels": levels, "predict": predict, "dropout": dropout})
+        embedding = data.pop("embedding", None)
+        embedding = None if embedding is None else read(EmbeddingSpec, embedding)
+        parts = {"levels": levels, "predict": predict, "dropout": dropout, "embedding": embedding}
+        return read(cls, {**data, **parts})
 
 
 def mapping(owner: str, data: Any) -> dict[str, Any]:

@@ -54,11 +54,12 @@ class Link:
     columns: int  # in
     delayed: bool = False  # comes from the step before
     parameter: str = ""  # what a cell calls it
+    tied: bool = False  # the matrix of another link, the other way around
 
     @property
     def weights(self) -> int:
-        """Number of entries."""
-        return self.rows * self.columns
+        """Number of entries of its own."""
+        return 0 if self.tied else self.rows * self.columns
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,11 @@ def dissect(spec: ModelSpec) -> Anatomy:
     """Layers and links of a model."""
     layers = [Layer("x", "input", "x", spec.input_size, "identity")]
     links: list[Link] = []
-    below = layers[0]
+    if (own := spec.embedding) is not None:
+        matrix = f"V{len(spec.predict.sizes) + 1}" if own.tied else "E0"
+        layers.append(Layer("e", "input_hidden", "f", own.size, "identity"))
+        links.append(Link("x", "e", matrix, "input", own.size, own.symbols, tied=own.tied))
+    below = layers[-1]
     for number, level in enumerate(spec.levels, 1):
         below = _level(level, number if len(spec.levels) > 1 else 0, below, layers, links)
     _output(spec, layers, links)
@@ -121,7 +126,8 @@ def _level(level: Level, number: int, below: Layer, layers: list[Layer], links: 
         if level.inputs[n - 1]:
             links.append(Link(below.key, key, f"U{n}", "input", layer.width, below.size))
             if level.skip_size:
-                links.append(Link("x", key, f"K{n}", "skip", layer.width, level.skip_size))
+                entry = "e" if any(box.key == "e" for box in layers) else "x"
+                links.append(Link(entry, key, f"K{n}", "skip", layer.width, level.skip_size))
         if level.shortcuts[n - 1]:
             size_h = level.hidden_size
             links.append(Link(state, key, f"S{n}", "shortcut", layer.width, size_h, delayed=True))
@@ -245,7 +251,7 @@ def equations(spec: ModelSpec) -> list[str]:
         terms = []
         for link in anatomy.into(layer.key):
             source = symbol(anatomy.layer(link.source), "t-1" if link.delayed else "t")
-            terms.append(f"{_matrix(link.matrix, layer)} {source}")
+            terms.append(f"{_matrix(link.matrix, layer)}{'ᵀ' * link.tied} {source}")
         if layer.bias:
             terms.append(_matrix(layer.bias, layer))
         lines.append(f"{symbol(layer)} = {unit_symbol(layer.unit)}({' + '.join(terms)})")

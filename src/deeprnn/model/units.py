@@ -53,7 +53,7 @@ class UnitSpec:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise UserError(f"unknown unit {name!r}{hint}: known are {', '.join(known)}; "
+            raise UserError(f"unknown unit {text!r}{hint}: known are {', '.join(known)}; "
                             "deeprnn.model.units.register(name, function) adds one of your own")  # fmt: skip
         if name not in POOLED:
             if pool:

@@ -80,6 +80,9 @@ def _plan(spec: ModelSpec, anatomy: Anatomy) -> Plan:
         entry = _entry_column(spec, number) + at
         if number == 1:
             column["x"] = entry
+            if spec.embedding is not None:
+                top += ROW
+                column["e"], height["e"] = entry, top
         for i in range(1, len(level.input_mlp_sizes) + 1):
             top += ROW
             column[f"e{i}{tag}"], height[f"e{i}{tag}"] = (entry if number == 1 else at), top

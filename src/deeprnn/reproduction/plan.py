@@ -14,8 +14,10 @@ from deeprnn.model import paper
 from deeprnn.reproduction.entries import Entry, identity
 from deeprnn.reproduction.extras import LABELS as EXTRAS
 from deeprnn.runs.folder import Run
+from deeprnn.training.loop import members_of
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import Recipe, load_recipe, override, packaged, parse_value
+from deeprnn.training.saving import member_recipe
 
 SEEDS = {"music": 5, "text": 3}
 """seeds of a cell unless --seeds says otherwise"""
@@ -141,12 +143,9 @@ def _with_seeds(recipe: Recipe, seeds: int | None) -> Recipe:
 
 
 def member_recipes(recipe: Recipe) -> dict[int, list[Recipe]]:
-    """What each seed's members are trained by: one recipe, or one for each rate of a grid."""
-    rates = recipe.rates or (recipe.optimiser.rate,)
-    return {
-        seed: [override(recipe, {"seeds": [seed], "rates": [], "optimiser.rate": rate}) for rate in rates]
-        for seed in recipe.seeds
-    }
+    """What each seed's members are trained by: one recipe, or one for each place of a grid."""
+    members = members_of(recipe)
+    return {seed: [member_recipe(recipe, m) for m in members if m.seed == seed] for seed in recipe.seeds}
 
 
 def _add(plan: Plan, known: dict[str, Job], job: Job, root: Path, overrides: Sequence[str]) -> Job:
@@ -180,7 +179,7 @@ def _widen(job: Job, seeds: tuple[int, ...]) -> None:
 def _second_stage_field(text: str) -> bool:
     """Whether an override changes the model or the seeds, which a first stage takes from its second."""
     dotted = text.partition("=")[0].rpartition(":")[2]
-    return dotted.startswith("model.") or dotted in ("seeds", "rates")
+    return dotted.startswith("model.") or dotted in ("seeds", "rates", "transpositions")
 
 
 def _labelled(stage: Recipe) -> Recipe:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.plan import Job
+from deeprnn.training.loop import members_of
 from deeprnn.training.recipe import Recipe
 
 # ---- how long
@@ -49,7 +50,7 @@ STEPS = {
 
 def estimate(job: Job, entries: Iterable[Entry], device: str) -> None:
     """Fill in a job's expected seconds: from the ledger's own times where it has some, else from a formula."""
-    members = len(job.recipe.seeds) * max(1, len(job.recipe.rates))
+    members = len(members_of(job.recipe))
     recorded = [
         e.seconds * (members if device == "cpu" and e.alone else 1)
         for e in entries

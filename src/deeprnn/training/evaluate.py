@@ -90,7 +90,8 @@ def mean_nats(data: Data, nats: np.ndarray) -> float:
     return metrics.mean(float(nats.sum()), nats.size if data.kind == "music" else nats.size - 1)
 
 
-def _check_split(data: Data, split: str) -> None:
+def check_split(data: Data, split: str) -> None:
+    """Refuse a split that the data has not, or that has nothing to score."""
     full = [name for name in data.splits if scorable(data, name)]
     if split not in full:
         raise UserError(
@@ -106,7 +107,7 @@ def evaluate(
     progress: Progress = lambda done, total: None,
 ) -> dict[str, float]:
     """All conventions for a model with its own parameters."""
-    _check_split(data, split)
+    check_split(data, split)
     parameters = Layout.of(model).pack([dict(model.named_parameters())], next(model.parameters()).device)
     plan = evaluation_plan(data, split, part or EvaluationPart())
     return summarise(data, split, score(model, parameters, plan, progress)[0])
@@ -120,54 +121,3 @@ def one_gram(data: MusicData, split: str = "test") -> float:
     sounding = test.counts()
     nats = -(sounding * np.log(p) + (test.frames - sounding) * np.log1p(-p)).sum()
     return metrics.mean(float(nats), test.frames)
-
-
-def dynamic_evaluation(
-    model: SequenceModel,
-    data: Data,
-    split: str,
-    *,
-    rate: float,
-    chunk: int = 50,
-    clip: float = 1.0,
-    progress: Progress = lambda done, total: None,
-) -> dict[str, float]:
-    """Score a split while learning from it: each chunk is scored first, then takes a gradient step.
-
-    The comparison the paper makes with Mikolov's models; songs or symbols come in their own order, the
-    parameters adapt over the whole split, and the model itself is left as it was.
-    """
-    from deeprnn.data.batching import music_chunks, text_chunks
-    from deeprnn.training.recipe import DataPart, OptimiserPart, Recipe, SchedulePart
-    from deeprnn.training.schedule import Schedule
-    from deeprnn.training.updater import Updater
-
-    _check_split(data, split)
-    recipe = Recipe(
-        data=DataPart(chunk=chunk),
-        optimiser=OptimiserPart(rate=rate, clip=clip),
-        schedule=SchedulePart(name="constant"),
-    )
-    if isinstance(data, MusicData):
-        plan = music_chunks(data.splits[split], chunk=chunk, shuffle=False)
-    else:
-        plan = text_chunks(data.splits[split], chunk=chunk)
-    device = next(model.parameters()).device
-    plan = plan.to(device)
-    parameters = Layout.of(model).pack([dict(model.named_parameters())], device)
-    updater = Updater(model, recipe, [0], parameters, Schedule(recipe, [rate], len(plan), device))
-    scores, views = plan.new_scores(), updater.layout.views(updater.parameters[0])
-    for index in range(len(plan)):
-        batch = plan[index]
-        with torch.no_grad():
-            state = tuple(h[0] for h in updater.state)
-            logits, _ = _call(model, views, batch.x, state, batch.reset)
-            plan.record(scores, index, losses.nats(model.spec.output, logits, batch.y))
-        updater.update([batch])
-        progress(index + 1, len(plan))
-    if (step := int(updater.bad[0])) >= 0:
-        raise UserError(
-            f"dynamic evaluation at rate {rate:g} met a NaN or infinite loss in chunk {step + 1} of {len(plan)}: "
-            f"try a lower rate, for example --dynamic {rate / 4:g}"
-        )
-    return summarise(data, split, plan.collect(scores))

@@ -41,13 +41,23 @@ class MemberName:
     seed: int
     rate: float
     name: str
+    transposed: int = 0
+    """semitones by which its songs are moved at most"""
 
 
 def members_of(recipe: Recipe) -> list[MemberName]:
-    """Every seed at every rate."""
-    if not recipe.rates:
-        return [MemberName(s, recipe.optimiser.rate, f"seed-{s}") for s in recipe.seeds]
-    return [MemberName(s, r, f"seed-{s}-rate-{r:g}") for s in recipe.seeds for r in recipe.rates]
+    """Every seed at every rate and transposition."""
+    rates = recipe.rates or (recipe.optimiser.rate,)
+    moved = recipe.transpositions or (recipe.data.random_transpose,)
+
+    def name(seed: int, rate: float, transposed: int) -> str:
+        words = [f"seed-{seed}"]
+        words += [f"rate-{rate:g}"] if recipe.rates else []
+        words += [f"transpose-{transposed}"] if recipe.transpositions else []
+        return "-".join(words)
+
+    grid = [(s, r, t) for s in recipe.seeds for r in rates for t in moved]
+    return [MemberName(s, r, name(s, r, t), t) for s, r, t in grid]
 
 
 def named(variant: Recipe, number: int) -> MemberName:
@@ -172,9 +182,9 @@ class Trainer:
         if isinstance(self.data, MusicData):
             seed = part.order_seed if shared else rng.mix(member.seed, rng.ORDER)
             songs = self.data.splits["train"]
-            if part.random_transpose:
+            if member.transposed:
                 drawn = rng.mix(part.order_seed if shared else member.seed, rng.TRANSPOSE, epoch)
-                songs = randomly_transposed(songs, part.random_transpose, drawn)
+                songs = randomly_transposed(songs, member.transposed, drawn)
             return music_chunks(
                 songs, chunk=part.chunk, lanes=part.lanes, seed=seed, epoch=epoch, lengths=lengths
             )
@@ -182,8 +192,13 @@ class Trainer:
 
     def plans(self, epoch: int) -> list[Plan]:
         """One plan for all members, or one for each."""
-        own = self.recipe.data.order == "own" and isinstance(self.data, MusicData)
-        return [self.plan(m, epoch) for m in (self.members if own else self.members[:1])]
+        if self.recipe.data.order == "own" and isinstance(self.data, MusicData):
+            return [self.plan(m, epoch) for m in self.members]
+        kinds = {m.transposed: m for m in self.members}  # of one order, but songs may stand in other keys
+        if len(kinds) == 1:
+            return [self.plan(self.members[0], epoch)]
+        plans = {transposed: self.plan(member, epoch) for transposed, member in kinds.items()}
+        return [plans[m.transposed] for m in self.members]
 
     # ---- the loop
 

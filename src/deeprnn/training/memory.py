@@ -12,6 +12,7 @@ from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError
 from deeprnn.model.structure import dissect
 from deeprnn.training.evaluate import Data
+from deeprnn.training.loop import members_of
 from deeprnn.training.recipe import Recipe
 
 NUMBER = 4
@@ -41,7 +42,7 @@ def check(recipe: Recipe, data: Data, device: torch.device | str = "cpu") -> Non
 def needs(recipe: Recipe, data: Data, device: torch.device) -> dict[str, int]:
     """Bytes that a run takes at the least, by the settings that decide them."""
     model = dissect(recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout))
-    members = len(recipe.seeds) * max(1, len(recipe.rates))
+    members = len(members_of(recipe))
     lanes = recipe.data.lanes
     lane, sequence = _steps(data, lanes)
     chunk = min(recipe.data.chunk, sequence)

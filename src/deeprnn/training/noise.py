@@ -49,6 +49,8 @@ def dropout_masks(
 ) -> dict[str, Tensor] | None:
     """Masks (p, ...) of the members with these seeds, and what their cells draw, stacked; None where there is none."""
     T, B = shape[-2:]
+    if not model.training:  # dynamic evaluation learns without dropout
+        return None
     if not model.mask_shapes(T, B) and not model.draw_shapes(T, B):
         return None
     if seeds.device.type == "cpu":

@@ -29,6 +29,7 @@ def first_stage(recipe: Recipe) -> Recipe | None:
         init=recipe.init,
         seeds=recipe.seeds,
         rates=recipe.rates,
+        transpositions=recipe.transpositions,
         save=recipe.save,
         evaluation=recipe.evaluation,
         pretrain=PretrainPart(),

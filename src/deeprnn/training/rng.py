@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-INIT, ORDER, NOISE, DROPOUT, TRANSPOSE = range(5)
+INIT, ORDER, NOISE, DROPOUT, TRANSPOSE, DROPCONNECT = range(6)
 _64 = (1 << 64) - 1
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,9 @@ def create_folders(recipe: Recipe, data: Data, folder: Path, device: torch.devic
 
 def member_recipe(recipe: Recipe, member: MemberName) -> Recipe:
     """The recipe that trains one member alone."""
-    return override(recipe, {"seeds": [member.seed], "rates": [], "optimiser.rate": member.rate})
+    grid = {"rates": [], "transpositions": []}
+    own = {"optimiser.rate": member.rate, "data.random_transpose": member.transposed}
+    return override(recipe, {"seeds": [member.seed], **grid, **own})
 
 
 def fingerprint(data: Data) -> str:
@@ -314,7 +317,8 @@ def label(recipe: Recipe) -> str:
     """The model's name as the paper would print it, or the recipe's own word where it has one."""
     if recipe.model.cell:
         return lookup.label(recipe.model.cell)
-    spec = recipe.model.spec(1, False, Dropout())  # the name does not depend on the data
+    shape = replace(recipe.model, embedding=0, tied=False)  # the name depends on neither data nor embedding
+    spec = shape.spec(1, False, Dropout())
     own = recipe.model.kind not in (structure.short_name(spec), *paper.LABELS)
     return recipe.model.kind if own else structure.label(spec)
 

@@ -149,6 +149,10 @@ def run_recipe(
                 f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
             )
         data = data or load_data(recipe.data)
+        if recipe.transpositions and data.kind != "music":
+            raise UserError(
+                f"transpositions={list(recipe.transpositions)} are for music: {data.name} is text"
+            )
         memory.check(recipe, data, device)
         if recipe.pretrain.run and not (folder / "recipe.toml").exists():
             for source in _sources(recipe):  # before there is anything in the folder

@@ -79,6 +79,7 @@ class Transfer:
         names: list[str] = []
         for number in range(len(spec.levels)):
             names += self._level(f"levels.{number}.", number, spec)
+        names += [n for n in self._level("embedding.", 0, spec) if names]
         if not names:
             raise UserError(f"nothing could be transferred: {source.name} has no level of the same sizes")
         if source.spec is not None and _same_but_data(model, data, source):

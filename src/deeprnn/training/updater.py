@@ -21,6 +21,7 @@ from deeprnn.model import losses
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.overrides import changed
 from deeprnn.training import noise
+from deeprnn.training.dropconnect import DropConnect
 from deeprnn.training.flat import Layout
 from deeprnn.training.optimiser import Optimiser, clip_scale, thresholds
 from deeprnn.training.recipe import Recipe
@@ -84,7 +85,9 @@ class Updater:
         self.fused = nvidia(device) and parameters.dtype == torch.float32
         stds = [r.regulariser.weight_noise for r in recipes]
         self.noise = noise.Noise(stds, seeds, self.layout.matrices, device)
-        self.noisy = torch.empty_like(parameters) if self.noise.any else parameters
+        self.dropconnect = DropConnect(recipe.regulariser.dropconnect, model.spec, self.layout, seeds, device)
+        computed = self.noise.any or self.dropconnect.p
+        self.noisy = torch.empty_like(parameters) if computed else parameters
         self.clip = thresholds([r.optimiser.clip for r in recipes]).to(parameters)
         self.groups = (
             [slice(0, P)] if device.type == "cuda" and P > 1 else [slice(p, p + 1) for p in range(P)]
@@ -125,6 +128,10 @@ class Updater:
     def _update(self, number: int, rows: slice, batch: Batch, rate: Tensor) -> None:
         parameters, gradient, leaves = self.parameters[rows], self.gradient[rows], self.leaves[number]
         self.noise.add(parameters, self.noisy[rows], rows, self.tau)
+        connected = self.dropconnect.draw(rows, self.tau)
+        if connected is not None and not self.noise.any:
+            self.noisy[rows].copy_(parameters)
+        self.dropconnect.apply(self.noisy[rows], connected)
         masks = noise.dropout_masks(self.model, batch.mask.shape, self.noise.seeds[rows], self.tau)
         nats, state = self._forward(leaves, batch, tuple(h[rows] for h in self.state), masks)
         count = batch.mask.sum((-2, -1)).clamp(min=1)
@@ -132,6 +139,7 @@ class Updater:
         with torch.no_grad():
             for view, g in zip(self.gradient_views[number], grads, strict=True):
                 view.copy_(g.view_as(view))
+            self.dropconnect.apply(gradient, connected)
             norm = torch.linalg.vector_norm(gradient, dim=1)
             good = torch.isfinite(norm) & torch.isfinite(nats.detach())
             scale = clip_scale(norm, self.clip[rows])

@@ -29,8 +29,6 @@ class Options:
     """forward: whether what the backward pass needs is stored"""
     gradients: tuple[bool, ...] = ()
     """backward: which outputs have a gradient from outside the loop"""
-    step_streams: tuple[bool, ...] = ()
-    """which streams have a time axis"""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,6 @@ ROW_WISE = _words("""
     _adaptive_avg_pool2d glu _native_batch_norm_legit_no_training
 """)
 """operations that can treat every row of a batch by itself; `treats_rows_apart` looks at their dimensions"""
-PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "linear"])
 WHOLE = _words("""
     embedding native_layer_norm native_group_norm convolution max_pool2d_with_indices avg_pool2d
     _adaptive_avg_pool2d _native_batch_norm_legit_no_training linear

@@ -103,6 +103,10 @@ class ModelPart:
     """a cell in place of the paper's ⊕: lstm, gru, rhn, …, my_cells.py:Paced or my_package.my_module:Paced"""
     cell_options: tuple[str, ...] = ()
     """arguments of the cell: depth=5,zoneout=0.1"""
+    embedding: int = 0
+    """text: length of a learned vector for each symbol; 0: a cell's is as wide as its state, ⊕ has none"""
+    tied: bool = False
+    """text: the embedding is the output's last matrix"""
 
     @property
     def name(self) -> str:
@@ -128,6 +132,8 @@ class ModelPart:
             dropout=dropout,
             cell=self.cell,
             cell_options=self.cell_options,
+            embedding=self.embedding,
+            tied=self.tied,
         )
 
 
@@ -183,10 +189,17 @@ class RegulariserPart:
     """standard deviation of the Gaussian added to every weight matrix for each gradient"""
     dropout_input: float = 0.0
     dropout_state: float = 0.0
-    """on the recurrent path, one mask per sequence"""
+    """on the recurrent path, one mask per sequence; a cell's too"""
     dropout_intermediate: float = 0.0
     dropout_output: float = 0.0
     dropout_per_sequence: bool = False
+    """one mask for all steps of an update ("variational"), rather than one a step"""
+    dropout_levels: float = 0.0
+    """between one level of a stack and the next"""
+    dropout_symbols: float = 0.0
+    """whole symbols of an embedding"""
+    dropconnect: float = 0.0
+    """share of the recurrent matrices' entries that are zero, others for every update"""
 
     @property
     def dropout(self) -> Dropout:
@@ -197,6 +210,8 @@ class RegulariserPart:
             self.dropout_intermediate,
             self.dropout_output,
             self.dropout_per_sequence,
+            self.dropout_levels,
+            self.dropout_symbols,
         )
 
 
@@ -259,6 +274,8 @@ class Recipe:
     """one model per seed, trained in lockstep"""
     rates: tuple[float, ...] = ()
     """a grid: every seed at every one of these rates, in place of optimiser.rate"""
+    transpositions: tuple[int, ...] = ()
+    """music, a grid: every seed with each of these in place of data.random_transpose, for validation to decide"""
 
     def __post_init__(self) -> None:
         ranges.check(self)

@@ -39,6 +39,11 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
     "schedule.floor": (0, 1 + 1e-12, "between 0 and 1"),
     "schedule.warmup": (0, math.inf, "not negative"),
     "regulariser.weight_noise": (0, math.inf, "not negative and finite"),
+    **{
+        f"regulariser.{name}": (0, 1, "at least 0 and below 1")
+        for name in ("dropconnect", "dropout_levels", "dropout_symbols")
+    },
+    "model.embedding": (0, math.inf, "not negative"),
     "stop.patience": (0, math.inf, "not negative"),
     "stop.epochs": (0, math.inf, "not negative"),
     "stop.minutes": (0, math.inf, "not negative and finite"),
@@ -64,6 +69,11 @@ def check(recipe: Recipe) -> None:
     betas = recipe.optimiser.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise UserError(f"optimiser.betas must be two numbers, at least 0 and below 1, got {list(betas)}")
+    if recipe.optimiser.weight_decay and recipe.optimiser.name != "adamw":
+        raise UserError(
+            f"optimiser.weight_decay={recipe.optimiser.weight_decay:g} is for adamw, and optimiser.name is "
+            f"{recipe.optimiser.name!r}: choose adamw, or leave the decay out"
+        )
     if recipe.schedule.name == "cosine" and not (recipe.stop.epochs or recipe.stop.minutes):
         raise UserError(
             "schedule.name='cosine' needs stop.epochs or stop.minutes: the rate reaches its floor there"
@@ -77,7 +87,10 @@ def _check_members(recipe: Recipe) -> None:
         raise UserError(f"seeds must be distinct and not negative, got {shown(list(seeds))}")
     if len({f"{rate:g}" for rate in rates}) != len(rates):  # a member's folder is named by its rate
         raise UserError(f"rates must differ in their first six digits, got {shown(list(rates))}")
-    several = len(seeds) * max(1, len(rates)) > 1
+    moved = recipe.transpositions
+    if len(set(moved)) != len(moved) or not all(0 <= t < 128 for t in moved):
+        raise UserError(f"transpositions must be distinct and from 0 to 127, got {shown(list(moved))}")
+    several = len(seeds) * max(1, len(rates)) * max(1, len(moved)) > 1
     if several and recipe.data.order == "own" and recipe.data.lanes > 1:
         # Lanes fill differently in another order, so that members' epochs would differ in length.
         raise UserError(

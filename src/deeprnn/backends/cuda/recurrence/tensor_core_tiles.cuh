@@ -34,22 +34,24 @@ template <int S> INLINE float* local_of(const Params& p, const Place& w, int k, 
   return p.local[k] + (w.member * p.batch + w.b) * size(S) + (n * size(S) + e);
 }
 template <int S> INLINE void read(const Params& p, const Thread& th, const Task& it, int q, int step, float* x) {
-  int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th);
-  Place w = place_at(p, th, q, step);
-  Place next = place_at(p, th, q, step + 1);
-  bool real = it.real && n < rows_of(th, q), more = step + 1 < (int)p.steps;
+  int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th), rows = rows_of(th, q);
+#pragma unroll
+  for (int k = 0; k < 4 * beside(S); k++) x[k] = 0.0f;
+  if (!it.real || rows <= 0) return;   // the same for the whole warp
+  // A lane beyond the batch or the units reads what another one reads: a branch around its loads would part the warp.
+  int more = step + 1 < (int)p.steps, near = min(n, rows - 1);
+  Place w = place_at(p, th, q, step), next = place_at(p, th, q, step + more);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float* to = x + i * beside(S);
+    int unit = inside<S>(e + within(i)) ? e + within(i) : size(S) - 1;
+    epilogue_load<S>(p, w, near, unit, to);
+    if (i % 2 == 0) epilogue_touch<S>(p, next, near, unit);
 #pragma unroll
-    for (int k = 0; k < beside(S); k++) to[k] = 0.0f;
-    if (real && inside<S>(e + within(i))) {
-      epilogue_load<S>(p, w, n, e + within(i), to);
-      if (more && i % 2 == 0) epilogue_touch<S>(p, next, n, e + within(i));
+    for (int k = 0; k < SLOTS; k++)
+      if (slot_size(k) == size(S)) to[loads(S) + k] = *local_of<S>(p, w, k, near, unit);
 #pragma unroll
-      for (int k = 0; k < SLOTS; k++)
-        if (slot_size(k) == size(S)) to[loads(S) + k] = *local_of<S>(p, w, k, n, e + within(i));
-    }
+    for (int k = 0; k < beside(S); k++) to[k] = select(n < rows, to[k], 0.0f);
   }
 }
 // Leave the warp's sums in shared memory for the finishers.
@@ -245,14 +247,15 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
       for (int k = 0; k < SLOTS; k++)
         if (slot_size(k) == size(S)) *local_of<S>(p, w, k, n, e + within(i)) = local[k];
   }
-  if (is_sent<S>(p, step) && n < sent_of(th, q))
+  bool leaves = is_sent<S>(p, step) && n < sent_of(th, q);
 #pragma unroll
-    for (int k = 0; k < K; k++) {
-      u32 words[4];
-      tile_words(y[k], by.own, words);
-      if (THROUGH_L2) store_words(leaving<S>(th, j * K + k) + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
-      else send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, q, step);
-    }
+  for (int k = 0; k < K; k++) {
+    u32 words[4];
+    tile_words(y[k], by.own, words);   // by all lanes: the branch is around a store alone
+    if (!leaves) continue;
+    if (THROUGH_L2) store_words(leaving<S>(th, j * K + k) + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
+    else send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, q, step);
+  }
 }
 // Write what the tile's units store.
 template <int S> INLINE void put_out(const Params& p, const Thread& th, const Task& it, const float* out, int q, int step) {
