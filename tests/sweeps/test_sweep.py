@@ -356,3 +356,13 @@ def test_processes_of_their_own_train_the_same(tmp_path):
     whole = scores(sweep(spec(trials=4), tmp_path / "a", pack=2))
     outcome = sweep(spec(trials=4), tmp_path / "b", pack=2, engine=LocalEngine("cpu", 2))
     assert scores(outcome) == pytest.approx(whole)
+
+
+def test_a_first_stage_is_trained_once_for_all_trials_of_its_shape(tmp_path):
+    base = {"model.kind": "srnn", "model.hidden": [5, 5], "stop.epochs": 1}
+    stage = tmp_path / "first.toml"
+    stage.write_text("[stop]\nepochs = 1\n[data]\nchunk = 40\nlanes = 8\n[model]\nhidden = [5]\n")
+    which = spec(overrides={**base, "pretrain.recipe": str(stage)}, trials=3)
+    outcome = sweep(which, tmp_path / "s", pack=2)
+    assert [t.state for t in outcome.trials] == ["complete"] * 3
+    assert len(list((tmp_path / "s/first-stages").iterdir())) == 1

@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from deeprnn.training.evaluate import Data
 from deeprnn.training.lockstep import shared_recipe
 from deeprnn.training.loop import NonFinite, Trainer
 from deeprnn.training.pretrain import first_stage
-from deeprnn.training.recipe import Recipe
+from deeprnn.training.recipe import Recipe, override
 from deeprnn.training.transfer import Source, check_transfer
 
 Row = Mapping[str, Any]
@@ -108,7 +108,7 @@ def train_pack(
                 store.download(name, root / name)
         for home in homes:
             home.mkdir(parents=True, exist_ok=True)
-        shared = shared_recipe(pack.recipes)
+        shared = without_test(shared_recipe(pack.recipes))
         data = data or session.load_data(shared.data)
         memory.check(replace(shared, seeds=tuple(range(len(pack.recipes)))), data, device)
         start = _starts(pack.recipes, root, data, device, received)
@@ -126,6 +126,12 @@ def train_pack(
         if store is not None:
             saver.upload()
         return [_result(trainer, p, home) for p, home in enumerate(homes)]
+
+
+def without_test(recipe: Recipe) -> Recipe:
+    """The recipe as a search trains it: where recipes can say that the test part stays unread, it says so."""
+    known = "test" in {f.name for f in fields(recipe.evaluation)}
+    return override(recipe, {"evaluation.test": False}) if known else recipe
 
 
 def end(trainer: Trainer, member: int, reason: str) -> None:
@@ -220,6 +226,7 @@ def _starts(
     stage = first_stage(replace(first, seeds=tuple(sorted({r.seeds[0] for r in recipes})), rates=()))
     if stage is None:
         return None
+    stage = without_test(stage)
     text = json.dumps(stage.to_dict(), sort_keys=True)
     folder = root / "first-stages" / hashlib.sha256(text.encode()).hexdigest()[:16]
     while True:
