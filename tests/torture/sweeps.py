@@ -23,13 +23,15 @@ def sweep_kills(arena: Arena) -> None:
     """SIGKILL a sweep at random moments until it survives: every trial ends as it would have, none twice."""
     from tests.sweeps.toys import spec, sweep
 
+    which = spec(trials=TRIALS)  # here, so that all processes have the same data
+
     def outcome(folder: Path) -> None:
-        sweep(spec(trials=TRIALS), folder, pack=2)
+        sweep(which, folder, pack=2)
 
     def values(folder: Path) -> list[tuple[int, str, float | None]]:
         from deeprnn.sweeps.study import Study
 
-        return [(t.number, t.state, t.value) for t in Study(spec(trials=TRIALS), folder).trials()]
+        return [(t.number, t.state, t.value) for t in Study(which, folder).trials()]
 
     whole = arena.folder / "whole"
     began = time.monotonic()
@@ -40,10 +42,9 @@ def sweep_kills(arena: Arena) -> None:
         folder = arena.folder / f"{number}"
         with arena.case(f"sweep killed, seed {arena.seed}"):
             for _ in range(arena.chance.randint(1, 5)):
+                moment = arena.chance.random() * length
                 ended = child.forked(
-                    lambda folder=folder: _killed_after(
-                        arena.chance.random() * length, lambda: outcome(folder)
-                    ),
+                    lambda folder=folder, moment=moment: _killed_after(moment, lambda: outcome(folder)),
                     what="sweep",
                 )
                 arena.add("kills", int(ended.status == -signal.SIGKILL))
