@@ -5,8 +5,8 @@
 
 Needs torch, numpy and safetensors alone. Into --out go `ledger.tar.gz` (entries, renewed after every job, so
 that a slice that is cut off keeps what it finished), `state-*.part` (a tar in pieces: unfinished runs, and
-first stages that later runs start from) and `log.txt`. `--collect DIR` unpacks a ledger.tar.gz into
-results/runs and does nothing else.
+first stages that later runs start from) and `log.txt`. `--collect DIR` enters a ledger.tar.gz into
+results/runs, or --into another ledger, and does nothing else; nothing there is written over.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -25,9 +26,10 @@ HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "src"))
 
 from deeprnn.reproduction import tables  # noqa: E402
-from deeprnn.reproduction.entries import read_entry  # noqa: E402
+from deeprnn.reproduction.compare import compare, comparison_text  # noqa: E402
+from deeprnn.reproduction.entries import read_entry, record  # noqa: E402
 from deeprnn.reproduction.plan import find_member, make_plan, wanted  # noqa: E402
-from deeprnn.reproduction.run import Settings, default_jobs, reproduce  # noqa: E402
+from deeprnn.reproduction.run import Settings, default_jobs, parse_seeds, reproduce  # noqa: E402
 from deeprnn.training.saving import member_folders  # noqa: E402
 from deeprnn.training.session import pick_device  # noqa: E402
 
@@ -48,9 +50,10 @@ class Slice:
         device = str(pick_device(arguments.device))
         jobs = arguments.jobs or default_jobs(device)
         self.settings = Settings(
-            only=tuple(arguments.only), extras=arguments.extras, seeds=arguments.seeds, budget=arguments.budget,
+            only=tuple(arguments.only), extras=arguments.extras, budget=arguments.budget,
+            seeds=parse_seeds(arguments.seeds) if arguments.seeds else None,
             device=device, jobs=jobs, overrides=tuple(arguments.override),
-            root=self.work / "runs", ledger=self.work / "ledger",
+            root=self.work / "runs", ledger=self.work / "ledger", published=LEDGER if arguments.fresh else None,
         )  # fmt: skip
         self.settings.root.mkdir(parents=True, exist_ok=True)
         self.settings.ledger.mkdir(parents=True, exist_ok=True)
@@ -65,7 +68,7 @@ class Slice:
 
     def run(self) -> int:
         """Bring in what is known, train, pack."""
-        for path in LEDGER.glob("*.json"):
+        for path in () if self.arguments.fresh else LEDGER.glob("*.json"):
             (self.settings.ledger / path.name).write_bytes(path.read_bytes())
         if self.arguments.restore:
             self.restore(Path(self.arguments.restore))
@@ -75,6 +78,9 @@ class Slice:
         self.pack_ledger()
         self.pack_state()
         self.say(tables.text_tables(tables.read_ledger(self.settings.ledger)))
+        if self.arguments.fresh:
+            entries = tables.read_ledger(self.settings.ledger)
+            self.say(comparison_text(compare(entries, tables.read_ledger(LEDGER))))
         self.say(f"finished: {', '.join(outcome.finished) or 'none'}")
         self.say(f"unfinished: {', '.join(outcome.unfinished) or 'none'}")
         for name, error in outcome.failed.items():
@@ -99,7 +105,7 @@ class Slice:
             with tarfile.open(temporary, "w:gz", compresslevel=6) as tar:
                 for path in sorted(self.settings.ledger.glob("*.json")):
                     content, known = path.read_bytes(), LEDGER / path.name
-                    if not known.exists() or known.read_bytes() != content:
+                    if self.arguments.fresh or not known.exists() or known.read_bytes() != content:
                         add(tar, path.name, self._with_commit(content))
             temporary.replace(self.out / "ledger.tar.gz")
 
@@ -108,6 +114,9 @@ class Slice:
         entry = json.loads(content)
         if entry["commit"] is None and self.arguments.commit:
             entry["commit"] = self.arguments.commit
+            entry["dirty"] = (
+                True if self.arguments.commit.endswith("+") else None
+            )  # a caller's word is no proof
             return (json.dumps(entry, indent=1, ensure_ascii=False) + "\n").encode()
         return content
 
@@ -144,7 +153,8 @@ class Slice:
                 home = find_member(settings.root, stage_identity(job), seed)
                 if home is not None:
                     wanted_files = (
-                        home / n for n in ("run.json", "recipe.toml", "best.json", "best.safetensors")
+                        home / n
+                        for n in ("run.json", "recipe.toml", "metrics.jsonl", "best.json", "best.safetensors")
                     )
                     stages[f"{job.name}'s first stage, seed {seed}"] = [p for p in wanted_files if p.exists()]
             folder = settings.root / job.folder_name
@@ -167,16 +177,16 @@ class Slice:
 
     def restore(self, folder: Path) -> None:
         """Unpack an earlier slice's ledger and state."""
-        entries = unpack(io.BytesIO((folder / "ledger.tar.gz").read_bytes()), self.settings.ledger)
+        entries, _ = enter(folder / "ledger.tar.gz", self.settings.ledger)
         parts = sorted(folder.glob("state-*.part"), key=lambda p: int(p.stem.partition("-")[2]))
         content = b"".join(part.read_bytes() for part in parts)
         files = unpack(io.BytesIO(content), self.settings.root) if content else 0
-        self.say(f"restored {entries} ledger entries and {files} files of state from {folder}")
+        self.say(f"restored {len(entries)} ledger entries and {files} files of state from {folder}")
 
 
 def stage_identity(job) -> str:
     """Of a job's first stage."""
-    from deeprnn.reproduction.entries import identity
+    from deeprnn.reproduction.identity import identity
 
     return identity(job.stage)
 
@@ -197,13 +207,27 @@ def unpack(source: io.BytesIO, folder: Path) -> int:
     return len(members)
 
 
-def collect(folder: Path) -> int:
-    """Bring an earlier slice's entries into the checkout's ledger, each one checked."""
-    count = unpack(io.BytesIO((folder / "ledger.tar.gz").read_bytes()), LEDGER)
-    for path in LEDGER.glob("*.json"):
-        read_entry(path)
-    print(f"{count} entries from {folder} are in {LEDGER}")
-    return 0
+def enter(archive: Path, folder: Path) -> tuple[list[Path], list[Path]]:
+    """Enter an archive's runs, each one checked, over nothing: those now in the ledger, and those it has otherwise."""
+    entered, other = [], []
+    with tempfile.TemporaryDirectory() as place:
+        unpack(io.BytesIO(archive.read_bytes()), Path(place))
+        for path in sorted(Path(place).glob("*.json")):
+            raw = read_entry(path).raw
+            home = record(raw, folder)
+            (entered if read_entry(home).raw == raw else other).append(home)
+    return entered, other
+
+
+def collect(folder: Path, ledger: Path) -> int:
+    """Bring an earlier slice's entries into a ledger; where it has another result of a run, that one stays."""
+    entered, other = enter(folder / "ledger.tar.gz", ledger)
+    print(f"{len(entered)} entries from {folder} are in {ledger}")
+    for path in other:
+        print(
+            f"not entered: {path} has another result of that recipe and seed (a rerun: --into a folder of its own)"
+        )
+    return int(bool(other))
 
 
 def main() -> int:
@@ -215,7 +239,8 @@ def main() -> int:
         "--only", nargs="*", default=[], help="data sets, cells (jsb/dots) or patterns (*/rnn)"
     )
     parser.add_argument("--extras", action="store_true", help="also the models the paper does not train")
-    parser.add_argument("--seeds", type=int, help="seeds of each cell")
+    parser.add_argument("--seeds", default="", help="how many seeds of each cell, or which: 5, 11..15 or 3,7")
+    parser.add_argument("--fresh", action="store_true", help="train anew, and compare with results/runs")
     parser.add_argument("--budget", type=float, default=8.0, help="minutes of training")
     parser.add_argument(
         "--hard", type=float, default=0.0, help="seconds after which the process ends whatever runs"
@@ -229,12 +254,13 @@ def main() -> int:
     parser.add_argument("--out", default=os.environ.get("OUT", "out/gpu"))
     parser.add_argument("--work", default="runs/gpu", help="run folders and ledger of this machine")
     parser.add_argument("--restore", help="folder with an earlier slice's files")
-    parser.add_argument("--collect", help="unpack this folder's ledger.tar.gz into results/runs, and stop")
+    parser.add_argument("--collect", help="enter this folder's ledger.tar.gz into --into, and stop")
+    parser.add_argument("--into", default=str(LEDGER), help="ledger for --collect; a rerun's own for a rerun")
     parser.add_argument("--commit", help="the code's commit, where the copy has no repository")
     parser.add_argument("--state-limit", type=float, default=44.0, help="MiB of state to keep")
     arguments = parser.parse_args()
     if arguments.collect:
-        return collect(Path(arguments.collect))
+        return collect(Path(arguments.collect), Path(arguments.into))
     return Slice(arguments).run()
 
 

@@ -6,11 +6,12 @@ import errno
 import io
 import os
 import sys
+import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
-from deeprnn import __version__
+from deeprnn import __version__, launcher
 from deeprnn.console import two_columns
 from deeprnn.errors import UserError
 from deeprnn.files import NO_ROOM
@@ -36,6 +37,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench:Bench", "measure the backends beside their peers"),
     "doctor": ("doctor:Doctor", "versions, devices, backends and where data is looked for"),
 }
+
+SEVERAL = ("train", "resume")
+"""commands that several processes run together"""
+GRACE = 3.0
+"""seconds in which torchrun ends the other processes after one that failed"""
 
 EXAMPLES = (
     ("deeprnn demo", "the first thing to try"),
@@ -119,6 +125,8 @@ def run(argv: Sequence[str]) -> int:
         print(members("data"))
         return 0
     name, rest = find(take_imports(argv))
+    if launcher.count() > 1 and name not in SEVERAL:
+        raise UserError(f"'deeprnn {name}' runs in one process: start it without torchrun")
     need("tyro", extra="cli")
     module, _, cls = COMMANDS[name][0].partition(":")
     command = getattr(import_module(f"deeprnn.commands.{module}"), cls)
@@ -140,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # here, where an error can still be told in a sentence
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _report(error)
         return 2
     except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing to report
         _drop_output()
@@ -163,6 +171,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _report(error: UserError) -> None:
+    """Print what went wrong: of several processes that meet the same error the first alone does."""
+    if not (rank := launcher.rank()):
+        print(f"error: {error}", file=sys.stderr)
+        return
+    time.sleep(GRACE)  # where the first has failed as well, its message is out and this process ends here
+    print(f"error (rank {rank}): {error}", file=sys.stderr)
 
 
 def _drop_output() -> None:

@@ -40,6 +40,21 @@ def write_json(path: Path, data: Any) -> None:
     write_atomically(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
+def write_new(path: Path, content: bytes | str) -> bool:
+    """Give `path` this content unless something stands there, which then stays as it is; whether it was written."""
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = write_beside(path, content.encode() if isinstance(content, str) else content)
+        try:
+            os.link(temporary, path)  # unlike a rename, never in place of another file
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        sync_folder(path.parent)
+    return True
+
+
 @contextlib.contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
     """A binary file to write to that takes its place when the block ends without an error."""

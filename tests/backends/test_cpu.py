@@ -429,7 +429,7 @@ def test_stages_that_compute_the_same_share_their_code(monkeypatch, tmp_path):
 
 
 def test_without_llvmlite_the_log_says_what_serves(monkeypatch, caplog):
-    monkeypatch.setattr(cpu, "_why_not_llvm", lambda: "faster with llvmlite: pip install 'deeprnn[fastcpu]'")
+    monkeypatch.setattr(cpu, "why_not_llvm", lambda: "faster with llvmlite: pip install 'deeprnn[fastcpu]'")
     cpu._log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="deeprnn"):
         inputs = inputs_for(DTS)

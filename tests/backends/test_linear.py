@@ -22,7 +22,7 @@ from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plans
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.gradients import shared_products
-from deeprnn.backends.protocol import Case, Inputs, Linear
+from deeprnn.backends.protocol import Case, Inputs, Linear, LinearCase
 from deeprnn.cells.adjoint import adjoint
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription
@@ -34,7 +34,8 @@ CPU = torch.device("cpu")
 DTS = DeepTransition((12, 8), ("sigmoid", "tanh"), (False, True)).cell
 PAPER = DeepTransition((400, 400), ("sigmoid", "sigmoid"), (False, True)).cell
 LSTM = cells_by_hand.lstm(8)
-HEIGHTS = {DTS: (12, 8), LSTM: (32,)}
+GRU = cells_by_hand.gru(8)  # with a vector
+HEIGHTS = {DTS: (12, 8), LSTM: (32,), GRU: (24,)}
 H200 = Device()
 T, B, I = 7, 3, 5
 WHOLE, CUT = (0, T), (0, 2, 3, T)
@@ -110,6 +111,10 @@ class PlainSums:
         self.started = True
         PlainLaunch.log.append(("split", len(self.given[1][0]), "side" if stream else "main"))
 
+    def all_at_once(self, delta):
+        self.start()
+        return self.finish(delta)
+
     def finish(self, delta, stream=None):
         assert self.started
         PlainLaunch.log.append(("sums", len(delta), "side" if stream else "main"))
@@ -124,7 +129,7 @@ class PlainSums:
             sums.append(rows[:, p.start : p.start + p.width].mT @ v.flatten(0, 1))
         entry = rows[:, : cell.entry_width]
         sums += [] if self.x is None else [entry.mT @ self.x.flatten(0, 1)]
-        sums += [entry.sum(0)] if self.with_bias else []
+        sums += [(rows if cell.vectors else entry).sum(0)] if self.with_bias else []
         self.sums = sums
         if self.onto is not None:
             self.sums = [a.add_(b) for a, b in zip(self.onto.sums, sums, strict=True)]
@@ -139,13 +144,13 @@ def plainly(monkeypatch):
     monkeypatch.setattr(
         run, "forward", lambda case, inputs, keep, **_: plain.forward(case.cell, inputs, keep)
     )
-    monkeypatch.setattr(run, "backward", lambda case, *given: plain.backward(case.cell, *given))
+    monkeypatch.setattr(run, "backward", lambda case, *given, **_: plain.backward(case.cell, *given))
     monkeypatch.setattr(run, "BackwardLaunch", PlainLaunch)
     monkeypatch.setattr(weight_sums, "WeightSums", PlainSums)
     monkeypatch.setattr(row_products, "rows_times", torch.nn.functional.linear)
 
     def take(fast: bool = True, bounds: tuple[int, ...] = WHOLE) -> list[tuple[str, int, str]]:
-        monkeypatch.setattr(linear, "on_tensor_cores", lambda x, cell: fast)
+        monkeypatch.setattr(linear, "on_tensor_cores", lambda linear_case: fast)
         chunks = time_chunks.Chunks(tuple(pairwise(bounds)), 41)
         monkeypatch.setattr(linear, "_time_chunks", lambda *given: chunks)
         return PlainLaunch.log
@@ -157,28 +162,30 @@ def plainly(monkeypatch):
 
 
 def drawn(cell: CellDescription = DTS, biases: int = 0, dtype=torch.float64) -> list[Tensor]:
-    """x, U.., b.., the first states and the matrices."""
+    """x, U.., b.., the first states, the matrices and the vectors."""
     heights = HEIGHTS[cell]
     shapes: list[Any] = [
         (T, B, I),
         *((n, I) for n in heights),
         *((n,) for n in (*heights, heights[0])[:biases]),
     ]
-    shapes += [*((B, n) for n in cell.states), *cell.matrices]
+    shapes += [*((B, n) for n in cell.states), *cell.matrices, *((n,) for n in cell.vectors)]
     return [(0.3 * torch.randn(shape, dtype=dtype)).requires_grad_() for shape in shapes]
 
 
 def apart(tensors, cell: CellDescription, reset=None) -> tuple[Linear, Inputs]:
     rest, heights = list(tensors), HEIGHTS[cell]
+    vectors = [rest.pop() for _ in cell.vectors][::-1]
     matrices = [rest.pop() for _ in cell.matrices][::-1]
     states = [rest.pop() for _ in cell.states][::-1]
     x, U, b = rest[0], rest[1 : 1 + len(heights)], rest[1 + len(heights) :]
-    return Linear(x, U, b), Inputs(None, states, matrices, [], [], reset)
+    return Linear(x, U, b), Inputs(None, states, matrices, vectors, [], reset)
 
 
 def in_one(*tensors, cell=DTS, reset=None):
     entering, inputs = apart(tensors, cell, reset)
-    return autograd.unroll_linear(cuda.BACKEND, Case(cell, CPU, torch.float64), entering, inputs)
+    linear_case = LinearCase.of(Case(cell, CPU, torch.float64), entering, inputs)
+    return autograd.unroll_linear(cuda.BACKEND, linear_case, entering, inputs)
 
 
 def by_reference(*tensors, cell=DTS, reset=None):
@@ -190,13 +197,13 @@ PATHS = ((False, WHOLE), (True, WHOLE), (True, CUT))
 SETTINGS = [
     *((fast, bounds, 2, "all", marked) for fast, bounds in PATHS for marked in (False, True)),
     *((fast, CUT, biases, "all", True) for fast in (False, True) for biases in (0, 3)),
-    *((fast, CUT, 2, only, True) for fast in (False, True) for only in ("x", "U", "b", "state", "matrix")),
+    *((fast, CUT, 2, only, True) for fast in (False, True) for only in ("x", "U", "b", "state", "matrix", "vector")),
     (True, CUT, 2, "last output", False),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fast", "bounds", "biases", "only", "marked"), SETTINGS)
-@pytest.mark.parametrize("cell", [DTS, LSTM], ids=["dts", "lstm"])
+@pytest.mark.parametrize("cell", [DTS, LSTM, GRU], ids=["dts", "lstm", "gru"])
 def test_all_gradients_of_the_input_and_the_loop(cell, fast, bounds, biases, only, marked, plainly):
     plainly(fast, bounds if cell is DTS else WHOLE)
     biases = min(biases, len(HEIGHTS[cell]) + 1)
@@ -207,7 +214,8 @@ def test_all_gradients_of_the_input_and_the_loop(cell, fast, bounds, biases, onl
         "U": [1],
         "b": range(first, first + biases),
         "state": [first + biases],
-        "matrix": [-1],
+        "matrix": [first + biases + len(cell.states)],
+        "vector": [-1] if cell.vectors else range(len(tensors)),
     }
     wanted = [tensors[i] for i in places.get(only, range(len(tensors)))]
     for t in tensors:
@@ -316,16 +324,20 @@ def test_without_a_gpu_the_product_and_the_loop_are_apart():
         torch.testing.assert_close(a, b)
 
 
+def shaped(cell: CellDescription, shape: tuple[int, int, int], device: torch.device = CPU) -> LinearCase:
+    return LinearCase(Case(cell, device, torch.float32), shape, (cell.entry_width,), 0, False)
+
+
 def test_only_many_rows_go_to_the_tensor_cores(monkeypatch):
-    x = torch.zeros(100, 64, 88)
-    assert not linear.on_tensor_cores(x, PAPER)
+    def taken(shape=(100, 64, 88), cell=PAPER):
+        return linear.on_tensor_cores(shaped(cell, shape))
+
+    assert not taken()
     monkeypatch.setattr(linear, "hopper", lambda device: True)
-    assert linear.on_tensor_cores(x, PAPER)
-    assert not linear.on_tensor_cores(x[:3], PAPER)
-    assert not linear.on_tensor_cores(x.transpose(0, 1), PAPER)
-    assert not linear.on_tensor_cores(torch.zeros(100, 64, 87), PAPER)
-    narrow = DeepTransition((400, 20), ("sigmoid", "sigmoid"), (False, True)).cell
-    assert not linear.on_tensor_cores(x, narrow)
+    assert taken()
+    assert not taken((3, 64, 88))
+    assert not taken((100, 64, 87))
+    assert not taken(cell=DeepTransition((400, 20), ("sigmoid", "sigmoid"), (False, True)).cell)
 
 
 # ---- chunks of time
@@ -356,9 +368,8 @@ def test_only_large_batches_that_leave_processors_idle_are_cut():
 
 
 def test_a_cell_whose_units_carry_more_than_delta_holds_is_not_cut():
-    x: Any = SimpleNamespace(shape=(200, 256, 88), device=torch.device("cuda", 0))
-    lstm = Case(cells_by_hand.lstm(400), x.device, torch.float32)
-    assert linear._time_chunks(lstm, x).chunks == ((0, 200),)
+    lstm = shaped(cells_by_hand.lstm(400), (200, 256, 88), torch.device("cuda", 0))
+    assert linear._time_chunks_of(lstm, captured=True).chunks == ((0, 200),)
 
 
 def test_a_chunk_goes_to_no_kernel_that_would_take_it_for_a_whole(monkeypatch):
@@ -499,7 +510,7 @@ def test_a_layer_in_chunks_is_the_whole_but_for_rounding(marked, monkeypatch):
     leaves = on_a_gpu(PAPER, (400, 400), 30, 250)
     reset = torch.rand(30, 250, device="cuda") < 0.05 if marked else None
     upstream = [torch.randn(30, 250, 400, device="cuda") for _ in range(2)]
-    case = Case(PAPER, leaves[0].device, torch.float32)
+    case = LinearCase.of(Case(PAPER, leaves[0].device, torch.float32), *apart(leaves, PAPER, reset))
 
     def layer():
         entering, inputs = apart(leaves, PAPER, reset)
@@ -508,7 +519,7 @@ def test_a_layer_in_chunks_is_the_whole_but_for_rounding(marked, monkeypatch):
         outputs = [y.detach() for y in outputs]  # a tape kept alive would tie a capture to this stream
         return [*outputs, *gradients]
 
-    assert linear.on_tensor_cores(leaves[0], PAPER)
+    assert linear.on_tensor_cores(case)
     whole = layer()
     chunks = time_chunks.Chunks(((0, 7), (7, 12), (12, 30)), 41)
     monkeypatch.setattr(linear, "_time_chunks", lambda *given: chunks)
@@ -539,8 +550,9 @@ def test_a_layer_with_the_product_of_its_input(kind, backend, marked, batch, mon
     if reset is not None:
         reset[0] = False  # or the gradient of a lone first state would be zero, which has no relative error
     entering, inputs = apart(leaves, cell, reset)
-    assert linear.serves(Case(cell, leaves[0].device, torch.float32), entering, inputs)
-    assert linear.on_tensor_cores(leaves[0], cell) == (batch > 1)
+    case = Case(cell, leaves[0].device, torch.float32)
+    assert linear.serves(case, entering, inputs)
+    assert linear.on_tensor_cores(LinearCase.of(case, entering, inputs)) == (batch > 1)
     outputs = unrolling.unroll_linear(cell, entering, inputs, backend)
     upstream = [torch.randn_like(y) for y in outputs]
     results = [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]

@@ -31,6 +31,20 @@ def test_every_peer_on_the_cpu_is_right_and_timed():
         assert len(row.times["train"]) == 2
 
 
+def test_on_a_cpu_the_hosts_time_does_not_apply(capsys):
+    assert cli.main(["bench", "--device", "cpu", "--steps", "2", "--hidden", "4", "--batch", "1", "--repeats", "1",
+                     "--peers", "ours"]) == 0  # fmt: skip
+    assert "host: not applicable" in capsys.readouterr().out
+
+
+def test_the_hosts_time_is_taken_with_an_empty_queue_and_without_waiting(monkeypatch):
+    log, now = [], iter((10.0, 10.5))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: log.append("clock") or next(now))
+    assert measuring.host_seconds_of(lambda: log.append("call")) == 0.5
+    assert log == ["wait", "clock", "call", "clock", "wait"]
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_other_depths(depth):
     (row,) = measure(Work(3, 1, 6, depth, inputs=4), ["ours"], repeats=1)

@@ -20,7 +20,8 @@ from deeprnn.model import paper
 from deeprnn.reproduction import plan as planning
 from deeprnn.reproduction import run as running
 from deeprnn.reproduction import tables
-from deeprnn.reproduction.entries import identity, read_entry, record
+from deeprnn.reproduction.entries import groups, read_ledger, record
+from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.job import Place, run_job
 from deeprnn.reproduction.plan import Job, changed, make_plan, recipe_for, wanted
 from deeprnn.reproduction.run import Outcome, Settings, _Runner, reproduce
@@ -28,7 +29,7 @@ from deeprnn.reproduction.times import estimate, makespan, ordered
 from deeprnn.runs import checkpoint, ledger
 from deeprnn.runs.folder import Run
 from deeprnn.training.recipe import packaged
-from tests.reproduction.ledger import entry, write
+from tests.reproduction.ledger import entry, recipe, write
 from tests.reproduction.toys import TINY, made_up_songs, small_songs
 
 ROOT = Path(__file__).parents[2]
@@ -346,23 +347,38 @@ def test_a_job_cut_off_goes_on_bit_for_bit(tmp_path: Path):
             assert all(e.cut_off for e in tables.read_ledger(ledger))
         place = Place(root, ledger, "cpu", ())
         assert run_job("x", recipe, None, root / "run", data, place, lambda text: None)
-    whole, cut = (tables.read_ledger(tmp_path / n / "ledger") for n in ("whole", "cut"))
+    whole, both = (tables.read_ledger(tmp_path / n / "ledger") for n in ("whole", "cut"))
+    cut = [e for e in both if not e.cut_off]
+    assert len(both) > len(cut) == 2, "what was cut off stays beside what was finished"
+    assert [groups(e).popitem()[1] for e in (both, whole)] == [cut, whole], "the finished ones count"
     assert [e.raw["result"] for e in whole] == [e.raw["result"] for e in cut]
     timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in e.curve] for e in (*whole, *cut)]
     assert timeless[:2] == timeless[2:]
-    assert not any(e.cut_off for e in cut)
     for seed in (1, 2):
         a, b = (checkpoint.load_best(tmp_path / n / "run" / f"seed-{seed}").tensors for n in ("whole", "cut"))
         assert all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_a_finished_entry_is_never_replaced(tmp_path: Path):
-    good = entry("jsb", "rnn", 1, 8.3)
-    path = record(entry("jsb", "rnn", 1, 9.9, reason="cut off when 1 minutes had passed"), tmp_path)
-    assert record(good, tmp_path) == path
-    assert read_entry(path).value() == 8.3
-    record(entry("jsb", "rnn", 1, 7.0), tmp_path)
-    assert read_entry(path).value() == 8.3
+def test_nothing_in_the_ledger_is_ever_written_over(tmp_path: Path):
+    cut = record(entry("jsb", "rnn", 1, 9.9, reason="cut off when 1 minutes had passed"), tmp_path)
+    path = record(entry("jsb", "rnn", 1, 8.3), tmp_path)
+    before = {p: p.read_bytes() for p in (cut, path)}
+    assert record(entry("jsb", "rnn", 1, 7.0), tmp_path) == path
+    assert record(entry("jsb", "rnn", 1, 7.0, reason="cut off when 2 minutes had passed"), tmp_path) == cut
+    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert tables.rows(read_ledger(tmp_path))[5].values == [8.3], (
+        "the finished run counts, not the cut-off one"
+    )
+
+
+def test_a_run_from_another_first_stage_is_another_entry(tmp_path: Path):
+    """As happened in the ledger: the second stage alike, the first with another weight noise."""
+    made = entry("nottingham", "srnn", 1, 3.24)
+    paths = set()
+    for noise in (0.075, 0.13):
+        made["first_stage"] = recipe("nottingham", "rnn", regulariser__weight_noise=noise)
+        paths.add(record(made, tmp_path))
+    assert len(paths) == 2
 
 
 def test_the_budget_saves_what_runs_and_starts_nothing(tmp_path: Path, songs: None):
@@ -441,8 +457,9 @@ def script():
 
 
 def call(folder: Path, name: str, **more) -> argparse.Namespace:
-    given = {"only": ["jsb/dts", "jsb/dots"], "extras": False, "seeds": 2, "budget": 5.0, "hard": 0.0, "jobs": 1,
-             "device": "cpu", "override": [*TINY], "keep": [], "out": folder / name / "out",
+    given = {"only": ["jsb/dts", "jsb/dots"], "extras": False, "seeds": "2", "fresh": False,
+             "budget": 5.0, "hard": 0.0, "jobs": 1, "device": "cpu", "override": [*TINY], "keep": [],
+             "out": folder / name / "out",
              "work": folder / name / "work", "restore": None, "commit": "0123456789ab", "state_limit": 9.0}  # fmt: skip
     return argparse.Namespace(**{**given, **more})
 
@@ -461,7 +478,7 @@ def test_a_slice_packs_state_that_another_machine_takes_up(
     log = (tmp_path / "b" / "out" / "log.txt").read_text()
     assert "in the ledger already: jsb/dts" in log
     assert "finished: jsb/dots\n" in log, "the first stage came along and was not trained again"
-    assert module.collect(tmp_path / "b" / "out") == 0
+    assert module.collect(tmp_path / "b" / "out", tmp_path / "checkout") == 0
     entries = tables.read_ledger(tmp_path / "checkout")
     assert len(entries) == 4
     whole = tmp_path / "c"

@@ -136,7 +136,7 @@ def test_members_under_vmap_agree_with_one_by_one():
     loop, mapped = Trainer(made, text()), Trainer(made, text())
     mapped.updater.groups = [slice(0, 2)]
     mapped.updater.leaves = [mapped.updater._leaves(slice(0, 2))]
-    mapped.updater.gradient_views = [list(mapped.layout.views(mapped.updater.gradient).values())]
+    mapped.updater.messages = [mapped.updater._message(slice(0, 2))]
     for trainer in (loop, mapped):
         trainer.train()
     torch.testing.assert_close(loop.updater.parameters, mapped.updater.parameters, rtol=1e-3, atol=1e-5)
@@ -152,7 +152,7 @@ def test_evaluation_sees_whole_weights_and_no_dropout():
     assert result is not None
     assert evaluate(model, text(), "test") == result["test"]
     trainer.model.eval()
-    assert dropout_masks(trainer.model, torch.Size((5, 2)), torch.tensor([1]), torch.tensor(0)) is None
+    assert dropout_masks(trainer.model, 5, 2, torch.tensor([1]), torch.tensor(0)) is None
 
 
 def test_weight_decay_and_averaging_act_on_the_weights_themselves_by_hand():
@@ -164,7 +164,7 @@ def test_weight_decay_and_averaging_act_on_the_weights_themselves_by_hand():
     p, m, v, mean = updater.parameters[0].double().clone(), 0.0, 0.0, 0.0
     for update in range(3):
         updater.update([plan[update]])
-        g = updater.gradient[0].double()  # clipping is off: the step's own
+        g = updater.messages[0].gradient[0].double()  # clipping is off: the step's own
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         p = p - 0.05 * 0.5 * p
         correction = (1 - 0.999 ** (update + 1)) ** 0.5 / (1 - 0.9 ** (update + 1))
@@ -173,7 +173,10 @@ def test_weight_decay_and_averaging_act_on_the_weights_themselves_by_hand():
         mean = mean + weight * (p - mean)
         torch.testing.assert_close(updater.parameters[0].double(), p, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(updater.evaluated[0].double(), mean, rtol=1e-4, atol=1e-4)
-    dropped = updater.gradient[0][updater.dropconnect.spans[0][0] : updater.dropconnect.spans[0][1]] == 0
+    dropped = (
+        updater.messages[0].gradient[0][updater.dropconnect.spans[0][0] : updater.dropconnect.spans[0][1]]
+        == 0
+    )
     assert 0.1 < dropped.float().mean() < 0.9  # what was missing in the last update has no gradient there
 
 

@@ -68,7 +68,7 @@ def test_masks_by_hashing_have_the_shapes_and_rates_of_the_models_own():
     drop = Dropout(input=0.1, state=0.25, intermediate=0.3, output=0.5)
     model = build(rnn(input_size=30, hidden_size=40, output_size=30, intermediate=20, output_hidden=50,
                       dropout=drop, seed=0).spec, seed=0)  # fmt: skip
-    own = dropout_masks(model, torch.Size((60, 8)), torch.tensor([1, 2]), torch.tensor(3))
+    own = dropout_masks(model, 60, 8, torch.tensor([1, 2]), torch.tensor(3))
     hashed = _hashed_masks(model, 60, 8, torch.tensor([1, 2]), torch.tensor(3))
     assert own is not None
     assert {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in hashed.items()}
@@ -84,4 +84,4 @@ def test_masks_by_hashing_have_the_shapes_and_rates_of_the_models_own():
 
 def test_no_dropout_means_no_masks():
     model = rnn(input_size=3, hidden_size=4, output_size=3, seed=0)
-    assert dropout_masks(model, torch.Size((5, 1)), torch.tensor([1]), torch.tensor(0)) is None
+    assert dropout_masks(model, 5, 1, torch.tensor([1]), torch.tensor(0)) is None

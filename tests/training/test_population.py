@@ -73,7 +73,7 @@ def test_vmap_over_members_agrees_with_one_by_one():
     loop, mapped = Trainer(settings, music()), Trainer(settings, music())
     mapped.updater.groups = [slice(0, 2)]
     mapped.updater.leaves = [mapped.updater._leaves(slice(0, 2))]
-    mapped.updater.gradient_views = [list(mapped.layout.views(mapped.updater.gradient).values())]
+    mapped.updater.messages = [mapped.updater._message(slice(0, 2))]
     for trainer in (loop, mapped):
         trainer.train()
     torch.testing.assert_close(loop.updater.parameters, mapped.updater.parameters, rtol=1e-4, atol=1e-6)

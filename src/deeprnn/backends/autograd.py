@@ -23,7 +23,7 @@ from deeprnn.backends.protocol import (
     Inputs,
     Linear,
     LinearBackend,
-    LinearGradients,
+    LinearCase,
 )
 from deeprnn.backends.registry import load
 from deeprnn.backends.transformations import (
@@ -301,68 +301,47 @@ def _order(cell: CellDescription) -> list[int]:
 # ---- the input's product in one with the loop
 
 
-def unroll_linear(backend: LinearBackend, case: Case, entering: Linear, inputs: Inputs) -> list[Tensor]:
+def unroll_linear(
+    backend: LinearBackend, linear: LinearCase, entering: Linear, inputs: Inputs
+) -> Sequence[Tensor]:
     """`unroll` of an input that enters through matrices, by a backend that takes both together; plain tensors alone."""
-    keep = torch.is_grad_enabled()
-    call = Call(backend.name, case.cell.text, case.precision, inputs.reset is not None, keep)
-    counts = (len(entering.U), len(entering.b))
-    stored = LinearUnroll.apply(*call, *counts, *entering.tensors, *inputs.tensors)
-    return list(stored[: len(case.cell.outputs)])
+    if torch.is_grad_enabled():
+        return LinearUnroll.apply(backend, linear, *entering.tensors, *inputs.tensors)
+    return backend.forward_linear(linear, entering, inputs, False)
 
 
 class LinearUnroll(torch.autograd.Function):
     """The input's product and the loop: autograd sees one operation instead of many, which is time of the host's."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        ctx.call, (n_U, n_b), tensors = Call(*arguments[:5]), arguments[5:7], arguments[7:]
-        entering, inputs = _linear(ctx.call.cell, n_U, n_b, tensors)
-        case = _case(ctx.call.text, tensors[0].device, tensors[0].dtype, ctx.call.precision)
-        stored = _linear_backend(ctx.call).forward_linear(case, entering, inputs, ctx.call.keep)
-        ctx.counts, ctx.stored = (n_U, n_b), len(stored)
+    def forward(ctx: Any, backend: LinearBackend, linear: LinearCase, *tensors: Tensor) -> tuple[Tensor, ...]:
+        stored = backend.forward_linear(linear, *linear.apart(tensors), True)
+        ctx.backend, ctx.linear, ctx.count = backend, linear, len(stored)
         ctx.save_for_backward(*stored, *tensors)
         ctx.set_materialize_grads(False)
-        return tuple(stored)
+        return tuple(stored[: len(linear.case.cell.outputs)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[7:]
-        stored, tensors = saved[: ctx.stored], saved[ctx.stored :]
+        linear: LinearCase = ctx.linear
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        stored, tensors = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled() or not plain_tensors(*gradients):
-            return (*(None for _ in range(7)), *_linear_again(ctx, tensors, gradients, needs))
-        cell = ctx.call.cell
-        n_U, n_b = ctx.counts
-        entering, inputs = _linear(cell, n_U, n_b, tensors)
-        flags = iter(x if needed else None for x, needed in zip(tensors, needs, strict=True))
-        x, U, b = next(flags), [next(flags) for _ in range(n_U)], [next(flags) for _ in range(n_b)]
-        states = [next(flags) for _ in cell.states]
-        wanted = LinearGradients(x, U, b, states, [next(flags) for _ in cell.matrices])  # type: ignore[arg-type]
-        case = _case(ctx.call.text, stored[0].device, stored[0].dtype, ctx.call.precision)
-        found = _linear_backend(ctx.call).backward_linear(case, gradients, stored, entering, inputs, wanted)
-        rest = len(tensors) - 1 - n_U - n_b - len(cell.states) - len(cell.matrices)
-        flat = (found.x, *found.U, *found.b, *found.states, *found.matrices, *(None for _ in range(rest)))
-        return (*(None for _ in range(7)), *flat)
-
-
-def _linear_backend(call: Call) -> LinearBackend:
-    return load(call.backend)  # type: ignore[return-value]
-
-
-def _linear(cell: CellDescription, n_U: int, n_b: int, tensors: Sequence[Tensor]) -> tuple[Linear, Inputs]:
-    ends = 1 + n_U, 1 + n_U + n_b
-    entering = Linear(tensors[0], list(tensors[1 : ends[0]]), list(tensors[ends[0] : ends[1]]))
-    return entering, Inputs.of(cell, tensors[ends[1] :], has_A=False)
+            return (None, None, *_linear_again(ctx, tensors, gradients, needs))
+        found = ctx.backend.backward_linear(linear, gradients, stored, *linear.apart(tensors), needs)
+        return (None, None, *found, *[None] * (len(tensors) - len(found)))
 
 
 def _linear_again(
     ctx: Any, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """The same gradients by operations that a second derivative and vmap can follow."""
-    again = torch.is_grad_enabled()
+    again, case = torch.is_grad_enabled(), ctx.linear.case
     with torch.enable_grad():
         own = [_own(x) if x.is_floating_point() else x for x in tensors]
-        entering, inputs = _linear(ctx.call.cell, ctx.counts[0], ctx.counts[1], own)
-        outputs = Unroll.apply(*ctx.call[:4], True, *inputs._replace(A=entering.A).tensors)
+        entering, inputs = ctx.linear.apart(own)
+        call = Call(ctx.backend.name, case.cell.text, case.precision, ctx.linear.marked, True)
+        outputs = Unroll.apply(*call, *inputs._replace(A=entering.A).tensors)[: len(gradients)]
         pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
         wanted = [x for x, needed in zip(own, needs, strict=True) if needed]
         found = iter(

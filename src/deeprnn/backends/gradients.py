@@ -103,7 +103,8 @@ def assembled(own: Adjoint, sums: Sequence[Tensor]) -> list[Tensor]:
     """Gradients of whole matrices from the results of `shared_products`."""
     parts: list[list[tuple[Segment, Tensor]]] = [[] for _ in own.cell.matrices]
     for product, whole in zip(shared_products(own), sums, strict=True):
-        pieces = whole.split([segment.rows for segment in product.segments], -2)
+        alone = len(product.segments) == 1
+        pieces = [whole] if alone else whole.split([segment.rows for segment in product.segments], -2)
         for segment, piece in zip(product.segments, pieces, strict=True):
             parts[segment.matrix].append((segment, piece))
     return [_joined(shape, found) for shape, found in zip(own.cell.matrices, parts, strict=True)]
@@ -131,6 +132,18 @@ def vector_gradients(own: Adjoint, delta: Tensor) -> list[Tensor]:
     lead = delta.shape[:-3]
     return [
         delta.new_zeros(*lead, n) if x is None else x for x, n in zip(found, own.cell.vectors, strict=True)
+    ]
+
+
+def vector_gradients_of_sums(own: Adjoint, sums: Tensor) -> list[Tensor]:
+    """The same from the sums of delta over all rows, ([P,] width)."""
+    found: list[Tensor | None] = [None] * len(own.cell.vectors)
+    for (s, number), rows in own.vector_columns.items():
+        part, known = columns(sums, rows, own.cell.stages[s].size), found[number]
+        found[number] = part if known is None else known + part
+    return [
+        sums.new_zeros(*sums.shape[:-1], n) if x is None else x
+        for x, n in zip(found, own.cell.vectors, strict=True)
     ]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -99,6 +101,46 @@ class Linear(NamedTuple):
         return functional.linear(self.x, self.matrix, self.bias)
 
 
+@dataclass(frozen=True, eq=False)
+class LinearCase:
+    """A case and the shapes of a call whose input enters through matrices.
+
+    It is made once for all calls alike (`unrolling.unroll_linear`) and compares by identity: whatever follows from it
+    can be kept by it, and looking that up costs nothing.
+    """
+
+    case: Case
+    shape: tuple[int, int, int]
+    """of x: (T, B, I)"""
+    heights: tuple[int, ...]
+    """rows of each U"""
+    biases: int
+    marked: bool
+    """whether there are reset marks"""
+
+    @classmethod
+    def of(cls, case: Case, entering: Linear, inputs: Inputs) -> LinearCase:
+        """The one of these tensors."""
+        heights = tuple(u.shape[0] for u in entering.U)
+        marked = inputs.reset is not None
+        return cls(case, tuple(entering.x.shape), heights, len(entering.b), marked)  # type: ignore[arg-type]
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """Where U, b, states, matrices, vectors and streams end in the list of all tensors."""
+        cell = self.case.cell
+        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.streams))
+        return tuple(accumulate((1 + len(self.heights), self.biases, *counts)))
+
+    def apart(self, tensors: Sequence[Tensor]) -> tuple[Linear, Inputs]:
+        """Read what `[*entering.tensors, *inputs.tensors]` listed."""
+        U, b, states, matrices, vectors, streams = self._ends
+        rest = list(tensors)
+        reset = rest[streams] if self.marked else None
+        groups = rest[b:states], rest[states:matrices], rest[matrices:vectors], rest[vectors:streams]
+        return Linear(rest[0], rest[1:U], rest[U:b]), Inputs(None, *groups, reset)
+
+
 class Gradients(NamedTuple):
     """What a backward pass computes: see `cells.adjoint.Adjoint` for delta's columns."""
 
@@ -138,16 +180,6 @@ class DescribingBackend(Backend, Protocol):
         ...
 
 
-class LinearGradients(NamedTuple):
-    """What a backward pass through the input's product and the loop computes; None for what is not wanted."""
-
-    x: Tensor | None
-    U: Sequence[Tensor | None]
-    b: Sequence[Tensor | None]
-    states: Sequence[Tensor]
-    matrices: Sequence[Tensor | None]
-
-
 @runtime_checkable
 class LinearBackend(Backend, Protocol):
     """A backend that can take the input's product in one with the loop."""
@@ -156,18 +188,20 @@ class LinearBackend(Backend, Protocol):
         """Whether it should."""
         ...
 
-    def forward_linear(self, case: Case, entering: Linear, inputs: Inputs, keep: bool) -> list[Tensor]:
+    def forward_linear(
+        self, linear: LinearCase, entering: Linear, inputs: Inputs, keep: bool
+    ) -> list[Tensor]:
         """As `forward`, of `entering.A`."""
         ...
 
     def backward_linear(
         self,
-        case: Case,
+        linear: LinearCase,
         gradients: Sequence[Tensor | None],
         stored: Sequence[Tensor],
         entering: Linear,
         inputs: Inputs,
-        needed: LinearGradients,
-    ) -> LinearGradients:
-        """The gradients of everything; in `needed` None stands for what is not wanted."""
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """The gradients of x, U, b, states, matrices and vectors in this order; `needed` says which are wanted."""
         ...

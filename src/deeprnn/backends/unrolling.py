@@ -9,11 +9,14 @@ from torch import Tensor
 
 from deeprnn.backends import autograd, plain, scan
 from deeprnn.backends.choose import choose, required_by_transformation, why_not
-from deeprnn.backends.protocol import Case, Inputs, Linear, LinearBackend
+from deeprnn.backends.protocol import Case, Inputs, Linear, LinearBackend, LinearCase
 from deeprnn.backends.registry import EXPORTABLE, PLAIN, load
 from deeprnn.backends.transformations import plain_tensors
 from deeprnn.cells.description import CellDescription, from_text
 from deeprnn.errors import UserError
+
+MOST_CASES = 4096
+_linear_cases: dict[tuple, tuple[LinearBackend, LinearCase] | None] = {}
 
 
 def unroll(
@@ -50,15 +53,36 @@ def unroll_linear(
     cell: CellDescription | str, entering: Linear, inputs: Inputs, backend: str = "auto"
 ) -> list[Tensor]:
     """`unroll` of an input that enters through matrices, its product in one with the loop where a backend can."""
-    x = entering.x
-    if isinstance(cell, CellDescription) and not autocasts(x.device.type):
-        check(cell, inputs, torch.Size((*x.shape[:-1], cell.entry_width)), x.device)
-        chosen = load(select(cell.text, x.device, x.dtype, "fp32", backend))
-        if isinstance(chosen, LinearBackend) and plain_tensors(*entering.tensors, *inputs.tensors):
-            case = Case(cell, x.device, x.dtype)
-            if chosen.serves_linear(case, entering, inputs):
-                return autograd.unroll_linear(chosen, case, entering, inputs)
+    if isinstance(cell, CellDescription) and not autocasts(entering.x.device.type):
+        tensors = [*entering.tensors, *inputs.tensors]
+        if plain_tensors(*tensors) and required_by_transformation() is None:
+            served = _linear_case(cell, entering, inputs, backend, tensors)
+            if served is not None:
+                return list(autograd.unroll_linear(*served, entering, inputs))
     return unroll(cell, inputs._replace(A=entering.A), backend)
+
+
+def _linear_case(
+    cell: CellDescription, entering: Linear, inputs: Inputs, backend: str, tensors: list[Tensor]
+) -> tuple[LinearBackend, LinearCase] | None:
+    """Which backend takes the input's product in one with the loop, and the call's case; None: product and loop apart.
+
+    Decided once for all calls whose tensors have these types and shapes: deciding costs the host more than a launch.
+    """
+    counts = len(entering.U), len(entering.b), inputs.reset is None
+    key = (cell, backend, counts, *[(t.shape, t.dtype, t.device) for t in tensors])
+    if key in _linear_cases:
+        return _linear_cases[key]
+    x = entering.x
+    check(cell, inputs, torch.Size((*x.shape[:-1], cell.entry_width)), x.device)
+    chosen, case = load(select(cell.text, x.device, x.dtype, "fp32", backend)), Case(cell, x.device, x.dtype)
+    found = None
+    if isinstance(chosen, LinearBackend) and chosen.serves_linear(case, entering, inputs):
+        found = chosen, LinearCase.of(case, entering, inputs)
+    if len(_linear_cases) >= MOST_CASES:  # sequences of ever new lengths
+        _linear_cases.clear()
+    _linear_cases[key] = found
+    return found
 
 
 def select(text: str, device: torch.device, dtype: torch.dtype, precision: str, backend: str) -> str:

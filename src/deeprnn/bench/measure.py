@@ -44,9 +44,12 @@ class Row:
     forward_us_min: float | None = None
     train_us: float | None = None  # forward and backward, per step, median
     train_us_min: float | None = None
+    host_us: float | None = (
+        None  # of the host's for `train`, per step, median; None on the CPU, where all of it is
+    )
     peak_mb: float | None = None
     note: str = ""
-    times: dict[str, list[float]] = field(default_factory=lambda: {"forward": [], "train": []})
+    times: dict[str, list[float]] = field(default_factory=lambda: {"forward": [], "train": [], "host": []})
 
     def to_dict(self, ours: Row | None) -> dict[str, Any]:
         """Plain data, with how many times slower than ours this peer is."""
@@ -106,7 +109,11 @@ def measure(
         for row, peer, forward, train in running:
             row.times["forward"].append(seconds_of(forward, work.device, peer))
             row.times["train"].append(seconds_of(train, work.device, peer))
+            if work.device != "cpu" and not peer.by_host:
+                row.times["host"].append(host_seconds_of(train))
     for row, *_ in running:
+        host = row.times.pop("host")
+        row.host_us = round(statistics.median(host) / work.steps * 1e6, 3) if host else None
         for kind, times in row.times.items():
             per_step = [t / work.steps * 1e6 for t in times]
             setattr(row, f"{kind}_us", round(statistics.median(per_step), 3))
@@ -162,6 +169,16 @@ def seconds_of(work: Callable[[], Any], device: str, peer: Peer | None = None, o
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / 1e3 / calls
+
+
+def host_seconds_of(work: Callable[[], Any]) -> float:
+    """What a call on a GPU costs the host: nothing is in the queue before it, and nothing waits for what it queues."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    taken = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return taken
 
 
 def peak_memory(work: Callable[[], Any], device: str) -> float | None:

@@ -35,9 +35,11 @@ class StageAdjoint:
     """(leaf, its gradient) for every state, earlier output and vector that the stage reads"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Adjoint:
     """Backward code of a cell, stage by stage in the order of the forward pass, and where its results are stored.
+
+    `adjoint` makes each once, so that they compare by identity.
 
     A backward pass fills one tensor `delta` (T, B, width): first, as wide as A and laid out as A is, the gradients of
     the pre-activations that have an entry, then those of the others, then what the vectors' gradients are sums of.

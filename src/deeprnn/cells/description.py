@@ -14,9 +14,10 @@ Everything that runs a recurrence is made from this description: the plain loop,
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from deeprnn.cells.expressions import Expression, from_data, leaf, leaves_of, to_data
 
@@ -72,7 +73,7 @@ class Output(NamedTuple):
     index: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CellDescription:
     """One step of a recurrence, without its numbers. Frozen and hashable: compiled code is kept by it."""
 
@@ -92,6 +93,20 @@ class CellDescription:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(
+            (self.states, self.stages, self.new_states, self.matrices, self.entry_width, self.vectors)
+        )
+
+    def __hash__(self) -> int:
+        return self._hash  # computed once: every call of a layer looks plans up by its cell
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, CellDescription):
+            return self is other
+        return hash(self) == hash(other) and all(getattr(self, n) == getattr(other, n) for n in _FIELDS)
 
     @cached_property
     def outputs(self) -> tuple[Output, ...]:
@@ -132,13 +147,22 @@ class CellDescription:
             }
             for stage in self.stages
         ]
-        fields = ("states", "new_states", "matrices", "entry_width", "vectors", "streams")
-        return json.dumps({"stages": stages, **{name: getattr(self, name) for name in fields}})
+        others = ("states", "new_states", "matrices", "entry_width", "vectors", "streams")
+        text = json.dumps({"stages": stages, **{name: getattr(self, name) for name in others}})
+        _BY_TEXT.setdefault(text, self)
+        return text
+
+
+_FIELDS = tuple(field.name for field in fields(CellDescription))
+_BY_TEXT: WeakValueDictionary[str, CellDescription] = WeakValueDictionary()
+"""descriptions whose text is known: reading it gives the same object, which compares at once"""
 
 
 @lru_cache(maxsize=1024)
 def from_text(text: str) -> CellDescription:
     """Read what `CellDescription.text` wrote."""
+    if (known := _BY_TEXT.get(text)) is not None:
+        return known
     data: dict[str, Any] = json.loads(text)
     stages = tuple(
         Stage(

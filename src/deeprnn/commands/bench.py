@@ -198,11 +198,15 @@ def show(report: dict[str, Any]) -> None:
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
     out.print(f"{where}; torch {report['versions']['torch']}; microseconds per step")
     out.print("train: forward and backward with all gradients, its median and its best; x ours: by train")
+    if machine.get("gpu"):
+        out.print("host: what train costs the host, by its own clock; the other times are the GPU's")
+    else:
+        out.print("host: not applicable on a CPU, where the host computes")
     shapes = dict.fromkeys((r["hidden"], r["depth"], r["batch"]) for r in report["rows"])
     for hidden, depth, batch in shapes:
         out.print(f"\nH={hidden} depth {depth} B={batch}", style="bold")
         mine = [r for r in report["rows"] if (r["hidden"], r["depth"], r["batch"]) == (hidden, depth, batch)]
-        names = ("peer", "forward", "train", "best", "x ours", "peak MB", "first s", "error")
+        names = ("peer", "forward", "train", "best", "host", "x ours", "peak MB", "first s", "error")
         show_rows(names, [_cells(row) for row in mine], right=names[1:], spare=("first s", "peak MB", "best"))
     for row in report["rows"]:
         if row["failed"]:
@@ -229,8 +233,9 @@ def _first_call_text(first: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if row["failed"]:
-        return [row["peer"], *["-"] * 7]
+        return [row["peer"], *["-"] * 8]
     times = [f"{row[name]:.1f}" for name in ("forward_us", "train_us", "train_us_min")]
     ratio = "" if row["train_ratio"] is None else f"{row['train_ratio']:.2f}"
     peak = "" if row["peak_mb"] is None else f"{row['peak_mb']:.1f}"
-    return [row["peer"], *times, ratio, peak, f"{row['first_call_s']:.2f}", f"{row['error']:.0e}"]
+    host = "n/a" if row["host_us"] is None else f"{row['host_us']:.1f}"
+    return [row["peer"], *times, host, ratio, peak, f"{row['first_call_s']:.2f}", f"{row['error']:.0e}"]

@@ -18,6 +18,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "fastcpu": ("llvmlite",),
     "tensorboard": ("tensorboard",),
+    "track": ("mlflow-skinny", "wandb", "trackio"),
     "notebooks": ("nbformat", "nbclient", "ipykernel"),
 }
 

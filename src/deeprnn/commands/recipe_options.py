@@ -21,7 +21,13 @@ SHORT = {
 }
 """what people type elsewhere, and the field it sets here"""
 
-MEANT = {"--learning-rate": "--lr", "--units": "--hidden", "--batch": "--batch-size", "--time": "--minutes"}
+MEANT = {
+    "--learning-rate": "--lr",
+    "--units": "--hidden",
+    "--batch": "--batch-size",
+    "--time": "--minutes",
+    "--tensorboard": "--track tensorboard",
+}
 """words that are no options, and the option that is likely meant"""
 
 MOST_USED = {
@@ -61,7 +67,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     return rest, found
 
 
-def joined(argv: Sequence[str], option: str) -> list[str]:
+def gathered(argv: Sequence[str], option: str) -> list[str]:
     """The words with those of a repeated option behind its first: `--sweep a --sweep b` is `--sweep a b`."""
     rest: list[str] = []
     values: list[str] = []

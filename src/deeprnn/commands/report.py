@@ -35,6 +35,8 @@ class Report:
     """draw the ledger's figures into this folder"""
     ledger: Path = Path("results/runs")
     """folder of the ledger's entries"""
+    against: Path | None = None
+    """compare the ledger, a rerun's, with this published one, cell by cell"""
     bench: Path = Path("results/bench")
     """folder of the measurements of speed"""
 
@@ -45,6 +47,13 @@ class Report:
         from deeprnn.reproduction import tables
 
         entries = tables.read_ledger(self.ledger)
+        if self.against:
+            from deeprnn.reproduction.compare import compare, comparison_text
+
+            compared = compare(entries, tables.read_ledger(self.against))
+            rows = [c.to_dict() for c in compared]
+            print(json.dumps(rows, indent=1) if self.json else comparison_text(compared))
+            return 0
         if self.readme:
             changed = tables.update_readme(self.readme, entries, self.bench)
             print(f"{self.readme}: results {'rewritten' if changed else 'were up to date'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -29,8 +29,8 @@ class Resume:
     """CPU threads; 0: as many as the run began with, which bit-equality needs"""
     ledger: Path | None = None
     """also write the finished run's entry into this folder"""
-    tensorboard: bool = False
-    """write TensorBoard logs into the run folder"""
+    track: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]] = ()
+    """watch the run with tensorboard, mlflow, wandb or trackio; may be given several times"""
     quiet: bool = False
     """print nothing but errors"""
     json: bool = False
@@ -51,8 +51,9 @@ class Resume:
         """Take the run up where its newest whole checkpoint stands."""
         from deeprnn.commands.train import conduct, set_threads
         from deeprnn.errors import UserError
-        from deeprnn.training.recipe import override
-        from deeprnn.training.session import recipe_of
+        from deeprnn.training.ranks import joined, own_device
+        from deeprnn.training.recipe import Recipe, override
+        from deeprnn.training.session import pick_device, recipe_of
 
         for name, _ in self.overrides:
             if not name.startswith(("stop.", "save.")):
@@ -61,5 +62,8 @@ class Resume:
                     f"run, perhaps from this one's parameters with --pretrain.run {self.run_folder}"
                 )
         set_threads(self.threads)
-        recipe = override(recipe_of(self.run_folder), parsed(self.overrides))
-        return conduct(recipe, self.run_folder, data=None, options=self)
+        device = own_device(pick_device(self.device))
+        with joined(device) as ranks:
+            saved = Recipe.from_dict(ranks.on_lead(lambda: recipe_of(self.run_folder).to_dict()))
+            recipe = override(saved, parsed(self.overrides))
+            return conduct(recipe, self.run_folder, data=None, options=self, device=device, ranks=ranks)

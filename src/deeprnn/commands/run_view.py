@@ -197,26 +197,6 @@ class ScoringBar:
             self.bar.stop()
 
 
-class Board:
-    """Writes an epoch's numbers for TensorBoard."""
-
-    def __init__(self, trainer: Trainer, folder: Path) -> None:
-        module = need("torch.utils.tensorboard", extra="tensorboard")
-        names = [m.name for m in trainer.members]
-        self.writers = [module.SummaryWriter(str(folder / "tensorboard" / name)) for name in names]
-
-    def updated(self, trainer: Trainer) -> None:
-        """Nothing: an epoch is the unit."""
-
-    def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
-        """Every number of the epoch's line."""
-        for writer, row in zip(self.writers, rows, strict=True):
-            for key in ("train", "valid", "rate", "grad_norm", "clipped", "frames_per_second"):
-                if row is not None:
-                    writer.add_scalar(key, row[key], row["step"])
-            writer.flush()
-
-
 # ---- afterwards
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from deeprnn import launcher
 from deeprnn.commands.arguments import parse
 from deeprnn.commands.reading import Reading
 from deeprnn.commands.recipe_options import (
     MEANT,
     apply,
-    joined,
+    gathered,
     parsed,
     show_fields,
     split_overrides,
@@ -22,7 +23,10 @@ from deeprnn.commands.recipe_options import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from deeprnn.training.evaluate import Data
+    from deeprnn.training.ranks import Ranks
     from deeprnn.training.recipe import Recipe
 
 
@@ -67,8 +71,8 @@ class Train:
     """CPU threads; 0: the number that is fastest now, which the run then keeps"""
     ledger: Path | None = None
     """also write the finished run's entry into this folder"""
-    tensorboard: bool = False
-    """write TensorBoard logs into the run folder"""
+    track: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]] = ()
+    """watch the run with tensorboard, mlflow, wandb or trackio; may be given several times"""
     sweep: tuple[str, ...] = ()
     """search over these fields instead: optimiser.rate=log:0.001..1 model.hidden=[[100],[200]]"""
     trials: int | None = None
@@ -87,7 +91,7 @@ class Train:
         """Recipe fields go to the recipe, the rest to this command."""
         from dataclasses import replace
 
-        rest, overrides = split_overrides(joined(argv, "--sweep"))
+        rest, overrides = split_overrides(gathered(argv, "--sweep"))
         try:
             command = parse(cls, rest, prog, others=typed_names(), meant=MEANT)
         except SystemExit as end:
@@ -102,11 +106,13 @@ class Train:
         from deeprnn.console import console
         from deeprnn.runs.folder import new_folder
         from deeprnn.training.defaults import resolve
+        from deeprnn.training.ranks import joined, own_device
         from deeprnn.training.recipe import override
         from deeprnn.training.session import load_data, pick_device, rooted
 
         set_threads(self.threads)
-        pick_device(self.device)  # before there is a folder
+        device = own_device(pick_device(self.device))  # before there is a folder
+        self._check_restarts()
         overrides = [*self.overrides, *self.reading.overrides()]
         recipe, data, remarks = resolve(
             self.what, self._model(parsed(overrides)), self.level, parsed(overrides)
@@ -119,16 +125,29 @@ class Train:
         recipe = rooted(recipe)
         # Read before there is a folder: what cannot be read leaves none behind.
         data = data or load_data(recipe.data)
-        if not (self.quiet or self.json):
-            for remark in (*data.remarks, *remarks):
-                console().print(remark)
         stem = f"{Path(recipe.data.name).stem}-{recipe.model.name}"
         if self.sweep:
             from deeprnn.commands.sweep import from_train
 
             return from_train(self, recipe, stem)
-        folder = self._named() if self.name else new_folder(self.out, stem)
-        return conduct(recipe, folder, data=data, options=self, new=True)
+        with joined(device) as ranks:
+            if ranks.lead and not (self.quiet or self.json):
+                for remark in (*data.remarks, *remarks):
+                    console().print(remark)
+            folder = Path(
+                ranks.on_lead(lambda: str(self._named() if self.name else new_folder(self.out, stem)))
+            )
+            new = not launcher.restarts()  # else it goes on with what the first attempt left
+            return conduct(recipe, folder, data=data, options=self, device=device, ranks=ranks, new=new)
+
+    def _check_restarts(self) -> None:
+        from deeprnn.errors import UserError
+
+        if launcher.most_restarts() and not self.name:
+            raise UserError(
+                "torchrun --max-restarts starts this command again when a process dies: --name its run, so that it is "
+                "found then"
+            )
 
     def _model(self, changes: dict[str, Any]) -> str:
         """`--model`, for which `--model.cell` stands too where no recipe says what else the model is."""
@@ -144,7 +163,7 @@ class Train:
         if name.is_absolute() or ".." in name.parts or not name.parts:
             raise UserError(f"--name {self.name!r} is no name below {self.out}: choose the folder with --out")
         folder = self.out / name
-        if (folder / "recipe.toml").exists():
+        if (folder / "recipe.toml").exists() and not launcher.restarts():
             raise UserError(
                 f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
             )
@@ -182,10 +201,12 @@ def conduct(
     *,
     data: Data | None,
     options: Any,
+    device: torch.device | None = None,
+    ranks: Ranks | None = None,
     conclusion: bool = True,
     new: bool = False,
 ) -> int:
-    """Run a recipe with everything a person sees; the exit status."""
+    """Run a recipe with everything a person sees; the exit status. Of several ranks the lead shows it."""
     import json
     import shlex
     import sys
@@ -197,8 +218,11 @@ def conduct(
     from deeprnn.reproduction.entries import record
     from deeprnn.runs import ledger
     from deeprnn.runs.summary import summary
-    from deeprnn.training import saving, session
+    from deeprnn.training import saving, session, tracking
+    from deeprnn.training.ranks import Ranks
 
+    ranks = ranks or Ranks()
+    tracking.check(options.track)
     shown = not (options.quiet or options.json)
     with ExitStack() as stack:
         stage = stack.enter_context(ExitStack())
@@ -209,26 +233,30 @@ def conduct(
             if shown:
                 paper = run_view.members(place)[0].info.get("paper")
                 watchers.append(stage.enter_context(run_view.View(trainer, place, paper)))
-            if options.tensorboard:
-                watchers.append(run_view.Board(trainer, place))
+            if options.track:
+                watchers.append(stage.enter_context(tracking.Tracking(options.track, trainer, place)))
             return watchers
 
         try:
-            device = session.pick_device(options.device)
             session.run_recipe(
                 recipe,
                 folder,
                 data=data,
-                device=device,
+                device=device or session.pick_device(options.device),
                 watch=watch,
                 new=new,
                 choose_threads=not options.threads,
+                ranks=ranks,
             )
         except saving.Interrupted as signal:
             stage.close()
+            if not ranks.lead:
+                return signal.status
             again = f"{shlex.quote(str(folder))} {import_option(recipe.model.cell)}".rstrip()
             print(f"saved; go on with: {program()} resume {again}", file=sys.stderr)
             return signal.status
+    if not ranks.lead:
+        return 0
     entries = (
         [record(ledger.entry(run), options.ledger) for run in run_view.members(folder)]
         if options.ledger

@@ -78,6 +78,13 @@ class Plan:
         moved = {name: getattr(self, name).to(device) for name in ("table", "rows", "mask", "reset")}
         return replace(self, **moved)
 
+    def of_lanes(self, lanes: slice) -> Plan:
+        """The same time axis with some of the lanes: one process's share."""
+        if range(*lanes.indices(self.lanes)) == range(self.lanes):
+            return self
+        own = {name: getattr(self, name)[:, lanes].contiguous() for name in ("rows", "mask", "reset")}
+        return replace(self, **own)
+
     def stacked(self, length: int) -> Stacked:
         """Every batch of `length` steps in one tensor each: a whole epoch materialised on the device."""
         order = tuple(i for i, n in enumerate(self.lengths) if n == length)

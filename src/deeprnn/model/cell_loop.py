@@ -13,6 +13,7 @@ from deeprnn.backends.protocol import Inputs, Linear
 from deeprnn.backends.unrolling import unroll, unroll_linear, without_autocast
 from deeprnn.cells import draws, plans
 from deeprnn.cells.cell import Cell, handle_of
+from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import DrawSpec, Layout, Request
 from deeprnn.errors import UserError
 
@@ -46,7 +47,7 @@ def unroll_cell(
     else:
         plan = plans.plan_of(cell, request, None if tensors is None else dict(tensors))
         key, layout = plan.key, plan.layout
-        described = None if plan.traced is None else plan.traced.cell
+        described = None if layout is None else from_text(layout.text)  # one object for all layers alike
     own_start = reset is not None and type(cell).initial_state is not Cell.initial_state
     if layout is None or own_start:
         return plain_loop(cell, x, states, reset, tensors, backend)

@@ -100,6 +100,9 @@ class DropIn(SequenceLayer, nn.RNNBase):
 
     def weights_dtype(self) -> torch.dtype:
         """The type of the parameters; a replica of `nn.DataParallel` has them as plain attributes."""
+        for own in self.__dict__["_parameters"].values():  # ordinarily: no walk through all submodules
+            if own is not None:
+                return own.dtype
         weight = next(self.parameters(), None)
         return (getattr(self, self._names[0]["weight_ih"]) if weight is None else weight).dtype
 

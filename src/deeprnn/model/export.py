@@ -39,6 +39,40 @@ class Step(Sequence):
         return (y, *state)
 
 
+class Conditionals(nn.Module):
+    """A sequence of frames under a NADE: (x, frame, h0) -> (logits of each note given those below it, h).
+
+    log p(frame) is the sum of y · logit − log(1 + exp(logit)) over notes y.
+    """
+
+    def __init__(self, recurrent: SequenceModel) -> None:
+        super().__init__()
+        self.recurrent = recurrent
+
+    def forward(self, x: Tensor, frame: Tensor, *h0: Tensor) -> tuple[Tensor, ...]:
+        out, state = self.recurrent(x, tuple(h0))
+        return (self.recurrent.predict.conditional_logits(out, frame), *state)  # type: ignore[union-attr]
+
+
+class Draw(nn.Module):
+    """One step of a NADE for streaming: (x, uniform, h0) -> (a frame drawn by uniform numbers (B, O), h)."""
+
+    def __init__(self, recurrent: SequenceModel) -> None:
+        super().__init__()
+        self.recurrent = recurrent
+
+    def forward(self, x: Tensor, uniform: Tensor, *h0: Tensor) -> tuple[Tensor, ...]:
+        out, state = self.recurrent.step(x, tuple(h0))
+        return (self.recurrent.predict.draw(out, uniform)[0], *state)  # type: ignore[union-attr]
+
+
+def second_input(module: Recurrent, step: bool) -> str:
+    """What a NADE takes beside x: its notes are no function of x and the state alone. Empty for other outputs."""
+    if not isinstance(module, SequenceModel) or module.spec.output != "nade":
+        return ""
+    return "uniform" if step else "frame"
+
+
 def _example(module: Recurrent, step: bool) -> tuple[Tensor, ...]:
     """Inputs of sizes that do not look like constants (neither 0 nor 1 nor equal to each other)."""
     T, B = 5, 3
@@ -60,7 +94,8 @@ def _example(module: Recurrent, step: bool) -> tuple[Tensor, ...]:
         x = torch.zeros(lead, dtype=torch.int64, device=weight.device)
     else:
         x = torch.zeros(*lead, module.spec.input_size, **kw)
-    return x, *module.initial_state(B)
+    second = [torch.zeros(*lead, module.spec.output_size, **kw)] if second_input(module, step) else []
+    return x, *second, *module.initial_state(B)
 
 
 def _dynamic(module: Recurrent, step: bool, states: int) -> dict:
@@ -69,16 +104,19 @@ def _dynamic(module: Recurrent, step: bool, states: int) -> dict:
     batch_first = isinstance(module, DeepRNN) and module.batch_first
     x = {0: batch} if step else {0: batch, 1: time} if batch_first else {0: time, 1: batch}
     h = {1: batch} if isinstance(module, DeepRNN) else {0: batch}
-    return {"x": x, "h0": (h,) * states}
+    second = second_input(module, step)
+    return {"x": x, **({second: x} if second else {}), "h0": (h,) * states}
 
 
 def export_program(module: Recurrent, step: bool = False) -> torch.export.ExportedProgram:
     """`torch.export` with dynamic batch and, for the sequence form, dynamic time."""
     example = _example(module, step)
-    shapes = _dynamic(module, step, len(example) - 1)
+    second = second_input(module, step)
+    shapes = _dynamic(module, step, len(example) - 1 - bool(second))
     training = module.training
     try:
-        wrapped = (Step if step else Sequence)(module).eval()
+        kind = (Draw if step else Conditionals) if second else (Step if step else Sequence)
+        wrapped = kind(module).eval()  # type: ignore[arg-type]
         return torch.export.export(wrapped, example, dynamic_shapes=shapes)
     finally:
         module.train(training)
@@ -88,15 +126,16 @@ def export_onnx(module: Recurrent, path: str | Path, *, step: bool = False) -> P
     """Write an ONNX file: inputs x, h0_0 .. and outputs y, h_0 .., batch and time dynamic.
 
     The sequence form has one Scan per level; `step=True` writes a single step for streaming, to be
-    called with the state it returned. Needs the extra `export`.
+    called with the state it returned. A model with a NADE has a second input: the sequence form the frames whose
+    notes' logits are y, the step uniform numbers by which it draws the frame y. Needs the extra `export`.
     """
     need("onnxscript", extra="export")
-    example = _example(module, step)
-    states = len(example) - 1
+    second = second_input(module, step)
+    states = len(_example(module, step)) - 1 - bool(second)
     with torch.no_grad():
         program = torch.onnx.export(
             export_program(module, step),
-            input_names=["x", *(f"h0_{i}" for i in range(states))],
+            input_names=["x", *([second] if second else []), *(f"h0_{i}" for i in range(states))],
             output_names=["y", *(f"h_{i}" for i in range(states))],
             verbose=False,
         )

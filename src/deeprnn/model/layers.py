@@ -43,6 +43,11 @@ class Level(NamedTuple):
         return cls(spec, suffix, U, W, S, b if spec.bias else [])
 
 
+def _at_ends(h: Tensor, lengths: Tensor) -> Tensor:
+    """The state after each sequence's last step, (1, B, H)."""
+    return h[lengths - 1, torch.arange(h.shape[1], device=h.device)].unsqueeze(0)
+
+
 class DeepRNN(RecurrentBase):
     """A recurrent layer whose transition may be deep, with the conventions of `torch.nn.RNN`.
 
@@ -162,7 +167,12 @@ class DeepRNN(RecurrentBase):
             nn.init.uniform_(weight, -bound, bound)
 
     def _list(self, names: Sequence[str | None]) -> list:
-        return [None if name is None else getattr(self, name) for name in names]
+        own = self.__dict__[
+            "_parameters"
+        ]  # at once, where `nn.Module` searches; what hooks compute is found there
+        if not own or torch.compiler.is_compiling():
+            own = {}
+        return [None if n is None else own[n] if n in own else getattr(self, n) for n in names]
 
     def _level_weights(self, level: Level) -> tuple[list, list, list, list]:
         """U, W, S of a level's layers, None where a layer has none, and b, the last being the first layer's second."""
@@ -182,7 +192,7 @@ class DeepRNN(RecurrentBase):
         """All layers of a level, the states last."""
         spec = level.spec
         U, W, S, b = self._level_weights(level)
-        entering = Linear(x, U, b) if all(u is not None for u in U) else self._project(x, spec, U, b)
+        entering = self._project(x, spec, U, b) if None in level.U else Linear(x, U, b)
         weights = Weights(W, [s for s in S if s is not None])
         return unroll_layers(spec, entering, h0, weights, backend=traced_backend(self.backend, x, h0))
 
@@ -197,9 +207,7 @@ class DeepRNN(RecurrentBase):
                 seen = reverse(x, lengths) if backward else x
                 layers = self._run_level(seen, h0[i], level)
                 h = layers[-1]
-                last.append(
-                    h[-1] if lengths is None else h[lengths - 1, torch.arange(h.shape[1], device=h.device)]
-                )
+                last.append(h[-1:] if lengths is None else _at_ends(h, lengths))
                 h = reverse(h, lengths) if backward else h
                 if return_all_states:
                     states.append([*(reverse(z, lengths) if backward else z for z in layers[:-1]), h])
@@ -208,7 +216,7 @@ class DeepRNN(RecurrentBase):
             x = torch.cat(outs, -1) if len(outs) > 1 else outs[0]
             if self.dropout and k < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
-        return x, torch.stack(last), states
+        return x, torch.cat(last) if len(last) > 1 else last[0].clone(), states
 
     def step(self, x: Tensor, h: Hidden = None) -> tuple[Tensor, Tensor]:
         """One step of the sequence form: x (B, I), h (levels, B, H) -> (output (B, H), h)."""

@@ -74,6 +74,9 @@ class RecurrentBase(Traceable, nn.RNNBase):
 
     def _dtype(self) -> torch.dtype:
         """The parameters' dtype, without computing a parametrized one."""
+        for own in self.__dict__["_parameters"].values():  # ordinarily: no walk through all submodules
+            if own is not None:
+                return own.dtype
         weight = next(self.parameters(), None)  # a replica of `nn.DataParallel` has them as plain attributes
         return (getattr(self, self._all_weights[0][0]) if weight is None else weight).dtype
 

@@ -166,7 +166,8 @@ class SequenceLayer(Traceable):
             x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
             if self.dropout and level < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
-        return Result(x, [torch.stack(h) for h in last], sequences)
+        states = [torch.cat(h) if len(h) > 1 else h[0].clone() for h in last]
+        return Result(x, states, sequences)
 
     # ---- one step
 
@@ -312,5 +313,5 @@ def reversed_marks(reset: Tensor, ends: Tensor | None) -> Tensor:
 
 
 def last_of(h: Tensor, ends: Tensor | None) -> Tensor:
-    """The state after each sequence's last step."""
-    return h[-1] if ends is None else h[ends - 1, torch.arange(h.shape[1], device=h.device)]
+    """The state after each sequence's last step, (1, B, n)."""
+    return h[-1:] if ends is None else h[ends - 1, torch.arange(h.shape[1], device=h.device)].unsqueeze(0)

@@ -28,8 +28,10 @@ def traced_backend(backend: str, *inputs: object) -> str:
     A trace that holds custom operators could only be loaded where deeprnn is installed, and tracing compares a
     run that records gradients with one that does not. Types with `__torch_function__` know torch's operations.
     """
-    foreign = any(not isinstance(x, torch.Tensor | None) for x in inputs)
-    return "reference" if foreign or torch.jit.is_tracing() else backend  # type: ignore[attr-defined]
+    for x in inputs:
+        if x is not None and not isinstance(x, torch.Tensor):
+            return "reference"
+    return "reference" if torch.jit.is_tracing() else backend  # type: ignore[attr-defined]
 
 
 def is_tensor(x: object) -> bool:

@@ -14,7 +14,7 @@ from deeprnn.backends.protocol import Inputs, Linear
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.backends.unrolling import unroll, unroll_linear
 from deeprnn.cells.deep_transition import POOLED, DeepTransition
-from deeprnn.cells.description import CellDescription
+from deeprnn.cells.description import CellDescription, from_text
 from deeprnn.cells.functions import FUNCTIONS
 from deeprnn.errors import UserError
 from deeprnn.model import equations, units
@@ -106,7 +106,8 @@ def _at(mask: Tensor, t: int) -> Tensor:
 @lru_cache(maxsize=1024)
 def _cell(spec: PlusSpec, masks: tuple[bool, ...], state_mask: bool) -> CellDescription:
     names, pools = zip(*((u.name, u.pool) for u in spec.unit_specs), strict=True)
-    return DeepTransition(spec.sizes, names, spec.shortcuts, pools, masks, state_mask).cell
+    made = DeepTransition(spec.sizes, names, spec.shortcuts, pools, masks, state_mask).cell
+    return from_text(made.text)  # one object for all specs that differ outside the loop
 
 
 @constant_when_compiled

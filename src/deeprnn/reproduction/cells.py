@@ -7,21 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deeprnn.model import paper
-from deeprnn.model.init import CHAR, MUSIC, WORD
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.specs import Dropout
 from deeprnn.reproduction import statistics
-from deeprnn.reproduction.entries import Entry, groups, without_idle
+from deeprnn.reproduction.deviations import deviations, epochs_text, marks_of, unlike_text
+from deeprnn.reproduction.entries import Entry, groups
 from deeprnn.training.recipe import Recipe
 
 ENOUGH = 3
 """seeds from which a recipe's mean counts as measured"""
 DEEP = ("dts", "dots", "srnn")
 LEVEL = 0.05
-"""significance of the paired test"""
-CHUNKS = {"nottingham": 200, "musedata": 200, "jsb": 50}
-BETAS = {"nottingham": 2330.0, "musedata": 1475.0, "jsb": 100.0}
-INITS = {"ptb-char": CHAR, "ptb-word": WORD}
+"""significance of the paired test, after Holm's correction"""
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,17 @@ class Row:
         """Where the runs depart from what the paper says."""
         if not self.entries:
             return ()
-        named = deviations(self.entries[0].recipe)
-        cut = sum(1 for e in self.entries if e.cut_off)
-        return (*named, f"{cut} of {len(self.entries)} cut off by time") if cut else named
+        return deviations(self.entries)
+
+    @property
+    def epochs(self) -> str:
+        """Epochs of every stage over seeds: 93–98 + 56–104; a question mark where nobody knows."""
+        return epochs_text(self.entries)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader must know of some of the runs: 1 of 3 cut off by time."""
+        return marks_of(self.entries)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `deeprnn report --cells --json`."""
@@ -79,6 +84,9 @@ class Row:
             "best_validation_seed": self.best,
             "difference_percent": self.difference,
             "deviations": list(self.deviations),
+            "marks": list(self.marks),
+            "epochs": [[stage["epochs"] for stage in e.stages] for e in self.entries],
+            "updates": [[stage["updates"] for stage in e.stages] for e in self.entries],
             "seed_list": [e.seed for e in self.entries],
             "values": self.values,
             "runs": [e.path.name for e in self.entries],
@@ -124,59 +132,6 @@ def chosen(candidates: Sequence[Entry]) -> tuple[Entry, ...]:
     )
 
 
-def deviations(recipe: Recipe) -> tuple[str, ...]:
-    """Departures from the paper's text that a reader of the table must know."""
-    data, part = recipe.data.name, recipe.optimiser
-    music = data in CHUNKS
-    star = recipe.model.kind == "dots-star"
-    rate = "rates " + ", ".join(f"{r:g}" for r in recipe.rates) if recipe.rates else f"rate {part.rate:g}"
-    checks = {
-        f"{recipe.data.lanes} lanes": recipe.data.lanes != 1,
-        f"chunks of {recipe.data.chunk}": music and recipe.data.chunk != CHUNKS[data],
-        _optimiser(recipe): not star and part.name != "sgd",
-        rate: music and not star and (part.rate != 1.0 or bool(recipe.rates)),
-        f"clipping at {part.clip:g}" if part.clip else "no clipping": music and not star and part.clip != 1.0,
-        _schedule(recipe): not star and recipe.schedule.name != ("paper" if music else "halving"),
-        f"beta {recipe.schedule.beta:g}": music and recipe.schedule.name == "paper"
-        and recipe.schedule.beta != BETAS[data] and not star,
-        _noise(recipe): not star and recipe.regulariser.weight_noise != (0.0 if data == "ptb-char" else 0.075),
-        _dropout(recipe): not star and any(vars(recipe.regulariser.dropout).values()),
-        "other initialisation": not star and _init(recipe) != _init(replace(recipe, init=INITS.get(data, MUSIC))),
-        "no pretraining": recipe.model.kind in ("dots", "srnn") and not (recipe.pretrain.recipe or recipe.pretrain.run),
-        "averaged weights": part.average != "none",
-        "bf16": part.precision != "fp32",
-        f"scored in {recipe.evaluation.streams} streams": recipe.evaluation.streams != 1,
-    }  # fmt: skip
-    return tuple(text for text, present in checks.items() if present)
-
-
-def _init(recipe: Recipe) -> Any:
-    return without_idle(recipe)["init"]
-
-
-def _optimiser(recipe: Recipe) -> str:
-    part = recipe.optimiser
-    if part.name == "momentum":
-        return f"momentum {part.momentum:g}"
-    return f"adamw with weight decay {part.weight_decay:g}" if part.name == "adamw" else part.name
-
-
-def _schedule(recipe: Recipe) -> str:
-    """A cosine's length decides as much as its shape: cells of one row may differ in it."""
-    name = recipe.schedule.name
-    return f"{name} schedule" + (f" of {recipe.stop.epochs} epochs" if name == "cosine" else "")
-
-
-def _noise(recipe: Recipe) -> str:
-    std = recipe.regulariser.weight_noise
-    return f"weight noise {std:g}" if std else "no weight noise"
-
-
-def _dropout(recipe: Recipe) -> str:
-    rates = [f"{name} {p:g}" for name, p in vars(recipe.regulariser.dropout).items() if p]
-    return "dropout " + ", ".join(rates) if rates else ""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """Whether the deep model that is best on validation beats the shallow one on test, seed by seed."""
@@ -184,26 +139,40 @@ class Verdict:
     data: str
     model: str | None = None
     """of the deep models, the one with the lowest mean on validation; None where nothing can be compared"""
-    test: statistics.Paired | None = None
+    test: statistics.Comparison | None = None
     unlike: str = ""
     """what the two were not trained alike in"""
     star: Verdict | None = None
     """the same for DOT(S)-RNN*, which has dropout in place of weight noise, apart from the others"""
+    corrected: float | None = None
+    """p after Holm's correction over the rows of the tables"""
+    never: tuple[str, ...] = ()
+    """deep models that are better at no seed at all"""
 
     @property
     def deep_wins(self) -> bool:
-        """Below the shallow model, beyond chance."""
-        test = self.test
-        return test is not None and test.p is not None and test.difference < 0 and test.p < LEVEL
+        """Below the shallow model, beyond chance, all rows considered."""
+        return self._beyond_chance and self.test is not None and self.test.difference < 0
+
+    @property
+    def shallow_wins(self) -> bool:
+        """The other way round, beyond chance."""
+        return self._beyond_chance and self.test is not None and self.test.difference > 0
+
+    @property
+    def _beyond_chance(self) -> bool:
+        return self.corrected is not None and self.corrected < LEVEL
 
     @property
     def text(self) -> str:
         """The verdict in a line."""
         if self.model is None or self.test is None:
             return "not measured"
+        words = "shown" if self.deep_wins else "the RNN is better" if self.shallow_wins else "not shown"
+        every = f"; the RNN is better than {', '.join(paper.LABELS[m] for m in self.never)} at every seed"
         return (
-            ("yes: " if self.deep_wins else "no: ")
-            + self._detail()
+            f"{words}: {self._detail()}"
+            + (every if len(self.never) == len(DEEP) else "")
             + (f"; {self.star._detail()}" if self.star else "")
         )
 
@@ -213,8 +182,15 @@ class Verdict:
         assert test is not None
         places = 1 if self.data == "ptb-word" else 3
         chance = "one seed, no test" if test.p is None else f"p = {test.p:.2g}"
-        gap = f"{test.difference:+.{places}f}".replace("-", "−")
-        return f"{paper.LABELS[self.model]} {gap}, better at {test.better} of {test.seeds} seeds, {chance}{self.unlike}"
+        if self.corrected is not None:
+            chance += f", Holm {self.corrected:.2g}"
+        gap = f"{test.difference:+.{places}f}"
+        if test.interval is not None:
+            gap += f" (95 %: {test.interval.low:+.{places}f} to {test.interval.high:+.{places}f})"
+        return (
+            f"{paper.LABELS[self.model]} {gap.replace('-', '−')}, better at {test.better} of {test.seeds} seeds, "
+            f"{chance}{self.unlike}"
+        )
 
 
 def verdicts(table: Sequence[Row]) -> list[Verdict]:
@@ -228,7 +204,18 @@ def verdicts(table: Sequence[Row]) -> list[Verdict]:
             star_verdict = _verdict(data, by[data, "rnn"], [star])
             verdict = replace(verdict, star=replace(star_verdict, unlike="") if star_verdict.test else None)
         verdicts.append(verdict)
-    return verdicts
+    return _corrected(verdicts)
+
+
+def _corrected(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """With Holm's correction over the rows; those of DOT(S)-RNN* are a question of their own."""
+    rows = statistics.holm([v.test.p if v.test else None for v in verdicts])
+    stars = [v.star for v in verdicts]
+    of_stars = statistics.holm([star.test.p if star and star.test else None for star in stars])
+    return [
+        replace(v, corrected=p, star=None if star is None else replace(star, corrected=q))
+        for v, p, star, q in zip(verdicts, rows, stars, of_stars, strict=True)
+    ]
 
 
 def _verdict(data: str, shallow: Row, deep: Sequence[Row]) -> Verdict:
@@ -239,7 +226,6 @@ def _verdict(data: str, shallow: Row, deep: Sequence[Row]) -> Verdict:
         return Verdict(data)
     best = min(pairs, key=lambda m: statistics.mean([e.value("valid") for e, _ in pairs[m]]))
     ours, theirs = zip(*((a.value(), b.value()) for a, b in pairs[best]), strict=True)
-    deeper, other = (e.recipe for e in pairs[best][0])
-    ways = [(way(deeper), way(other)) for way in (_schedule, _optimiser, _noise, _dropout)]
-    unlike = "".join(f"; {a or 'no dropout'} against {b or 'no dropout'}" for a, b in ways if a != b)
-    return Verdict(data, best, statistics.paired(ours, theirs), unlike)
+    never = tuple(m for m, both in pairs.items() if all(a.value() > b.value() for a, b in both))
+    unlike = unlike_text([e for e, _ in pairs[best]], shallow.entries)
+    return Verdict(data, best, statistics.paired(ours, theirs), unlike, never=never)

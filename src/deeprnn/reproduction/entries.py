@@ -7,8 +7,6 @@ never a row left out.
 from __future__ import annotations
 
 import glob
-import hashlib
-import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -18,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.errors import UserError
-from deeprnn.files import write_json
+from deeprnn.files import write_new
 from deeprnn.model.metrics import HEADLINE
+from deeprnn.reproduction.identity import identity
 from deeprnn.training.recipe import Recipe
 
 FOLDER = Path("results/runs")
 SPLITS = ("train", "valid", "test")
-NOT_IDENTITY = ("seeds", "save")
-"""fields of a recipe that do not change what a member of the population learns"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,8 @@ class Entry:
     seed: int
     kind: str
     """music, char or word"""
+    first: Recipe | None = None
+    """of the first stage that it started from"""
 
     @property
     def data(self) -> str:
@@ -83,73 +82,63 @@ class Entry:
         """Whether the run trained by itself, not as a member of a population."""
         return "/" not in str(self.raw["name"])
 
+    @property
+    def stages(self) -> list[Mapping[str, Any]]:
+        """What each stage cost, first stages first: `epochs`, `updates` and `seconds`, None where it is not known."""
+        own = {"epochs": self.epochs, "updates": self.curve[-1]["step"], "seconds": self.seconds}
+        unknown = [{"epochs": None, "updates": None, "seconds": None}] if self.first else []
+        return list(self.raw.get("stages") or [*unknown, own])
+
+    def total(self, what: str) -> int | None:
+        """Epochs or updates over all stages; None where one of them is not known."""
+        counts = [stage[what] for stage in self.stages]
+        return None if None in counts else sum(counts)
+
+    @property
+    def command(self) -> str | None:
+        """The command that made it; None where it was not recorded."""
+        return self.raw.get("command")
+
+    @property
+    def dirty(self) -> bool | None:
+        """Whether the code had changes that are in no commit; None where nobody knows."""
+        return self.raw.get("dirty")
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader must know wherever this run is shown."""
+        marks = {"cut off by time": self.cut_off, "code with changes in no commit": self.dirty is True}
+        return tuple(text for text, present in marks.items() if present)
+
     @cached_property
     def identity(self) -> str:
         """Equal for runs that differ in their seed alone."""
-        return identity(self.recipe)
-
-
-def identity(recipe: Recipe) -> str:
-    """A short hash of everything in a recipe that decides what is learnt, except for the seed.
-
-    Only what differs from the defaults is hashed, so a new field with a default changes no identity.
-    """
-    own, default = without_idle(recipe), Recipe().to_dict()
-    plain: dict[str, Any] = {}
-    for name, part in own.items():
-        if name in NOT_IDENTITY:
-            continue
-        if isinstance(part, dict):
-            part = {k: v for k, v in part.items() if v != default[name][k]}
-        if part and part != default[name]:
-            plain[name] = part
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:10]
-
-
-SCHEDULES = {
-    "paper": ("beta", "patience", "restore_best"),
-    "halving": ("patience", "factor", "minimum", "restore_best"),
-    "cosine": ("floor",),
-    "constant": (),
-}
-"""what each schedule reads beside its name and the warm-up"""
-
-
-def without_idle(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data; settings that nothing reads in this model and schedule at their defaults."""
-    own, default, model = recipe.to_dict(), Recipe().to_dict(), recipe.model
-    units = model.unit + model.intermediate_unit
-    if model.output_hidden:
-        units += model.output_unit
-    else:
-        own["model"]["output_unit"] = default["model"]["output_unit"]
-        own["init"]["output_hidden_std"] = default["init"]["output_hidden_std"]
-    if "relu" not in units:
-        own["init"]["rectifier_bias"] = default["init"]["rectifier_bias"]
-    read = ("name", "warmup", *SCHEDULES[recipe.schedule.name])
-    own["schedule"] |= {k: v for k, v in default["schedule"].items() if k not in read}
-    if recipe.evaluation.streams == 1:  # exact, however many steps are taken at a time
-        own["evaluation"] = default["evaluation"]
-    return own
+        return identity(self.recipe, self.first)
 
 
 def entry_path(entry: Mapping[str, Any], folder: Path) -> Path:
     """Where a run's entry goes: by data, model, recipe and seed; where the ledger has that run, its own place."""
-    own = identity(Recipe.from_dict(entry["recipe"]))
+    made = _entry(folder / "the new entry", entry)
     stem = f"{entry['data']['name']}-{entry['model']}".replace("/", "-")
     for path in sorted(folder.glob(f"{glob.escape(stem)}-*.json")):
-        other = read_entry(path)
-        if (other.identity, other.seed) == (own, entry["seed"]):
+        if _same_run(read_entry(path), made):
             return path
-    return folder / f"{stem}-{own}-seed-{entry['seed']}.json"
+    cut = f"-cut-off-{made.epochs}" if made.cut_off else ""
+    return folder / f"{stem}-{made.identity}-seed-{made.seed}{cut}.json"
+
+
+def _same_run(a: Entry, b: Entry) -> bool:
+    """The same recipe and seed, both finished or both cut off after as many epochs."""
+    if (a.identity, a.seed, a.cut_off) != (b.identity, b.seed, b.cut_off):
+        return False
+    return not a.cut_off or a.epochs == b.epochs
 
 
 def record(entry: Mapping[str, Any], folder: Path) -> Path:
-    """Write an entry, unless a finished run's stands there already; its file."""
+    """Enter a run, unless the ledger has it; its file. Nothing is ever written over, not even a run cut off."""
     path = entry_path(entry, folder)
-    if path.exists() and not read_entry(path).cut_off:
-        return path
-    write_json(path, entry)
+    if not path.exists():
+        write_new(path, json.dumps(entry, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
@@ -177,7 +166,9 @@ def _entry(path: Path, raw: Any) -> Entry:
     kind = raw["data"]["kind"]
     if kind not in HEADLINE:
         raise UserError(f"data.kind must be one of {', '.join(HEADLINE)}, got {kind!r}")
-    entry = Entry(path, raw, Recipe.from_dict(raw["recipe"]), _whole(raw["seed"], "seed"), kind)
+    first = raw.get("first_stage")
+    first = None if first is None else Recipe.from_dict(first)
+    entry = Entry(path, raw, Recipe.from_dict(raw["recipe"]), _whole(raw["seed"], "seed"), kind, first)
     for split in SPLITS:
         if not math.isfinite(entry.value(split)):
             raise UserError(f"result.{split} is {entry.value(split)}")
@@ -191,7 +182,26 @@ def _entry(path: Path, raw: Any) -> Entry:
         raise UserError("curve must be a list of rows that have an epoch, a step and a validation cost")
     if entry.recipe.seeds != (entry.seed,):
         raise UserError(f"seed is {entry.seed} but recipe.seeds is {list(entry.recipe.seeds)}")
+    if raw.get("format", 1) > 1:
+        _check_origin(entry)
     return entry
+
+
+def _check_origin(entry: Entry) -> None:
+    """What a second-format entry says of its making: null is an honest answer, nothing at all is none."""
+    raw = entry.raw
+    for name, kind in (("command", str), ("dirty", bool)):
+        if raw[name] is not None and not isinstance(raw[name], kind):
+            raise UserError(f"{name} must be null or of type {kind.__name__}, got {raw[name]!r}")
+    wanted = 1 if entry.first is None else 2
+    if len(raw["stages"]) != wanted:
+        raise UserError(f"stages must be as many as were trained, {wanted}, got {len(raw['stages'])}")
+    for stage in raw["stages"]:
+        for name in ("epochs", "updates"):
+            if stage[name] is not None:
+                _whole(stage[name], f"stages.{name}")
+    if raw["stages"][-1]["epochs"] != entry.epochs:
+        raise UserError(f"epochs is {entry.epochs} but the last stage has {raw['stages'][-1]['epochs']}")
 
 
 def _whole(value: Any, name: str) -> int:
@@ -201,15 +211,15 @@ def _whole(value: Any, name: str) -> int:
 
 
 def groups(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """Entries of one recipe together, seeds in order; the same seed twice is an error."""
-    by_identity: dict[str, list[Entry]] = {}
+    """Entries of one recipe together, seeds in order; of a run that was cut off first, the longest it came to."""
+    by_identity: dict[str, dict[int, Entry]] = {}
     for entry in entries:
-        by_identity.setdefault(entry.identity, []).append(entry)
-    for members in by_identity.values():
-        members.sort(key=lambda e: e.seed)
-        for a, b in itertools.pairwise(members):
-            if a.seed == b.seed:
-                raise UserError(
-                    f"ledger entries {a.path} and {b.path} are the same recipe and seed: remove one"
-                )
-    return by_identity
+        seeds = by_identity.setdefault(entry.identity, {})
+        other = seeds.get(entry.seed)
+        if other is not None and not (other.cut_off or entry.cut_off):
+            raise UserError(
+                f"ledger entries {other.path} and {entry.path} are the same recipe and seed: remove one"
+            )
+        if other is None or (not entry.cut_off, entry.epochs) > (not other.cut_off, other.epochs):
+            seeds[entry.seed] = entry
+    return {name: [seeds[seed] for seed in sorted(seeds)] for name, seeds in by_identity.items()}

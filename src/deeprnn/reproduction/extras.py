@@ -10,6 +10,7 @@ from deeprnn.model import paper
 from deeprnn.model.structure import dissect
 from deeprnn.reproduction import statistics
 from deeprnn.reproduction.cells import chosen, model_spec
+from deeprnn.reproduction.deviations import marks_of
 from deeprnn.reproduction.entries import Entry
 
 LABELS = {
@@ -52,6 +53,11 @@ class ExtraRow:
         return statistics.deviation(self.values)
 
     @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader must know of some of the runs."""
+        return marks_of(self.entries)
+
+    @property
     def parameters(self) -> int:
         """Weights of the model, biases included."""
         return parameters(self.entries[0])
@@ -59,7 +65,7 @@ class ExtraRow:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"data": self.data, "model": self.model, "label": self.label, "parameters": self.parameters,
-                "ours": self.ours, "sd": self.sd, "seeds": len(self.entries)}  # fmt: skip
+                "ours": self.ours, "sd": self.sd, "seeds": len(self.entries), "marks": list(self.marks)}  # fmt: skip
 
 
 def parameters(entry: Entry) -> int:

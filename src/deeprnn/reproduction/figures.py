@@ -59,6 +59,7 @@ def learning_curves(data: str, mine: Sequence[Row]) -> bytes:
             late += y[max(1, len(y) // 3) :]
             name = f"{paper.LABELS[row.cell.model]} ({len(row.entries)})"
             axes.plot(x, y, color=COLOURS[row.cell.model], linewidth=1.1, alpha=0.75,
+                      linestyle=":" if entry.marks else "-",  # cut off, or of uncommitted code
                       label=None if number else name)  # fmt: skip
     if late:
         margin = 0.08 * (max(late) - min(late)) or 0.1
@@ -83,7 +84,9 @@ def cells_figure(table: Sequence[Row]) -> bytes:
             continue
         colour = COLOURS[row.cell.model]
         gaps = [100 * (v / row.cell.value - 1) for v in row.values]
-        axes.plot(gaps, [place] * len(gaps), "o", color=colour, alpha=0.35, markersize=4, linewidth=0)
+        for gap, entry in zip(gaps, row.entries, strict=True):
+            fill = "none" if entry.marks else colour
+            axes.plot([gap], [place], "o", color=colour, markerfacecolor=fill, alpha=0.35, markersize=4)
         axes.plot(sum(gaps) / len(gaps), place, "o", color=colour, markersize=7.5)
     axes.set_yticks(
         range(len(table)), [f"{TITLES[r.cell.data]}  {paper.LABELS[r.cell.model]}" for r in table]
@@ -105,7 +108,8 @@ def parameters_figure(table: Sequence[Row]) -> bytes:
             colour = COLOURS[row.cell.model]
             size = parameters(row.entries[0])
             average = sum(row.values) / len(row.values)
-            axes.errorbar([size], [average], yerr=[row.sd or 0.0], fmt="o", color=colour, markersize=6,
+            axes.errorbar([size], [average], yerr=[row.sd or 0.0], fmt="X" if row.marks else "o",
+                          color=colour, markersize=6,
                           label=paper.LABELS[row.cell.model])  # fmt: skip
             if row.cell.model != "dots-star":  # its size is not published
                 axes.plot([size], [row.cell.value], "o", color=colour, markerfacecolor="none", markersize=6)
@@ -135,18 +139,25 @@ def depth_figure(entries: Sequence[Entry]) -> bytes:
     figure = new_figure(8.4, 3.4 * len(sets))
     for place, data in enumerate(sets, 1):
         axes = figure.add_subplot(len(sets), 1, place)
-        dress(axes, f"{TITLES[data]}: depth and shortcut, test", HEADLINE[paper.KINDS[data]].name)
+        dress(
+            axes,
+            f"{TITLES[data]}: depth and shortcut, test (hollow: cut off, or uncommitted code)",
+            HEADLINE[paper.KINDS[data]].name,
+        )
         models = [m for m in ORDER if (data, m) in table]
         for x, model in enumerate(models):
-            _seeds(axes, x, [e.value() for e in table[data, model]], model)
+            _seeds(axes, x, table[data, model], model)
         axes.set_xticks(range(len(models)), [NAMES[m].replace("-RNN, ", "\n") for m in models], color=INK)
         axes.tick_params(axis="x", labelsize=8)
         axes.set_xlim(-0.6, len(models) - 0.4)
     return png_bytes(figure)
 
 
-def _seeds(axes: Axes, x: float, values: Sequence[float], model: str) -> None:
-    colour = SERIES[0] if model in paper.LABELS else SERIES[1]
-    axes.plot([x] * len(values), values, "o", color=colour, alpha=0.35, markersize=4, linewidth=0)
+def _seeds(axes: Axes, x: float, entries: Sequence[Entry], model: str) -> None:
+    """A point a seed, hollow where the run was cut off or its code is in no commit, and a bar at the mean."""
+    colour, values = SERIES[0] if model in paper.LABELS else SERIES[1], [e.value() for e in entries]
+    for entry in entries:
+        fill = "none" if entry.marks else colour
+        axes.plot([x], [entry.value()], "o", color=colour, markerfacecolor=fill, alpha=0.5, markersize=4)
     average = sum(values) / len(values)
     axes.plot([x - 0.22, x + 0.22], [average, average], color=colour, linewidth=2.4)

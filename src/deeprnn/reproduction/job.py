@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.errors import UserError
-from deeprnn.reproduction.entries import identity, record
+from deeprnn.reproduction.entries import record
+from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.plan import find_member
 from deeprnn.runs import ledger
 from deeprnn.runs.folder import Run
@@ -59,11 +60,11 @@ def run_job(
                 received=place.received,
             )
         except saving.Interrupted:
-            _record_unfinished(lines, homes, stage, place)
+            _record_unfinished(lines, homes, place)
             return False
     finished = [run for run in map(Run, homes) if run.info["result"] is not None]
     for run in finished:
-        record(_entry(run, stage), place.ledger)
+        record(ledger.entry(run), place.ledger)
     say(f"{name}: finished, {_results(finished)}")
     return True
 
@@ -113,16 +114,8 @@ class Lines:
 # ---- the ledger
 
 
-def _entry(run: Run, stage: Recipe | None, **changes: Any) -> dict[str, Any]:
-    """A run's entry, with the recipe of the first stage it started from; `changes` to its run.json."""
-    return {
-        **ledger.entry(run, {**run.info, **changes}),
-        "first_stage": None if stage is None else stage.to_dict(),
-    }
-
-
-def _record_unfinished(lines: Lines, homes: Sequence[Path], stage: Recipe | None, place: Place) -> None:
-    """Score what the time allowed and record it as cut off; a later run takes its place."""
+def _record_unfinished(lines: Lines, homes: Sequence[Path], place: Place) -> None:
+    """Score what the time allowed and record it as cut off; it stays beside the finished run of later."""
     trainer, reason = lines.trainer, place.why_stopped()
     assert trainer is not None, "a run is interrupted while it trains"
     if not reason or not all(m.best_epoch for m in trainer.schedule.members):
@@ -135,7 +128,8 @@ def _record_unfinished(lines: Lines, homes: Sequence[Path], stage: Recipe | None
             "reason": member.finished or reason,
             "seconds": round(trainer.seconds, 1),
         }
-        record(_entry(Run(home), stage, **changes), place.ledger)
+        run = Run(home)
+        record(ledger.entry(run, {**run.info, **changes}), place.ledger)
     lines.say(f"{lines.name}: {reason}; saved in epoch {trainer.epoch}, recorded as it stands")
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from deeprnn.errors import UserError
 from deeprnn.model import paper
-from deeprnn.reproduction.entries import Entry, identity
+from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.extras import LABELS as EXTRAS
+from deeprnn.reproduction.identity import identity
 from deeprnn.runs.folder import Run
 from deeprnn.training.loop import members_of
 from deeprnn.training.pretrain import first_stage
@@ -43,8 +44,8 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """Of the recipe, whatever its seeds."""
-        return identity(self.recipe)
+        """Of the recipe and its first stage, whatever the seeds."""
+        return identity(self.recipe, self.stage)
 
     @property
     def stepwise(self) -> bool:
@@ -60,9 +61,18 @@ class Job:
     @property
     def folder_name(self) -> str:
         """Of the run folder: the same for the same recipe and seeds."""
-        seeds = self.recipe.seeds
-        span = "-".join(str(s) for s in dict.fromkeys((min(seeds), max(seeds))))
-        return f"{self.name.replace('/', '-')}-{self.identity}-seeds-{span}"
+        return f"{self.name.replace('/', '-')}-{self.identity}-seeds-{spans(self.recipe.seeds, '-', '_')}"
+
+
+def spans(seeds: Sequence[int], to: str = "..", and_: str = ", ") -> str:
+    """Seeds as a person writes them: 1..5, or 1..3, 7."""
+    out: list[list[int]] = []
+    for seed in sorted(seeds):
+        if out and seed == out[-1][-1] + 1:
+            out[-1].append(seed)
+        else:
+            out.append([seed])
+    return and_.join(to.join(str(s) for s in dict.fromkeys((run[0], run[-1]))) for run in out)
 
 
 @dataclass
@@ -119,17 +129,22 @@ def make_plan(
     entries: Iterable[Entry],
     root: Path,
     *,
-    seeds: int | None = None,
+    seeds: int | Sequence[int] | None = None,
     overrides: Sequence[str] = (),
 ) -> Plan:
-    """Jobs for the named recipes, less what the ledger has; `root` holds the run folders."""
+    """Jobs for the named recipes, less what the ledger has; `root` holds the run folders.
+
+    `seeds` is how many, counted from 1, or which.
+    """
     entries = list(entries)
     have = {(e.identity, e.seed) for e in entries if not e.cut_off}
     plan, by_identity = Plan(), dict[str, Job]()
     for name in names:
         recipe = changed(_with_seeds(recipe_for(name), seeds), name, overrides)
-        members = member_recipes(recipe)
-        missing = tuple(s for s in recipe.seeds if any((identity(m), s) not in have for m in members[s]))
+        members, stage = member_recipes(recipe), stage_of(recipe, overrides)
+        missing = tuple(
+            s for s in recipe.seeds if any((identity(m, stage), s) not in have for m in members[s])
+        )
         if not missing:
             plan.done.append(name)
             continue
@@ -137,9 +152,20 @@ def make_plan(
     return plan
 
 
-def _with_seeds(recipe: Recipe, seeds: int | None) -> Recipe:
-    count = seeds or SEEDS["text" if recipe.data.name.startswith("ptb") else "music"]
-    return replace(recipe, seeds=tuple(range(1, count + 1)))
+def _with_seeds(recipe: Recipe, seeds: int | Sequence[int] | None) -> Recipe:
+    if seeds is None:
+        seeds = SEEDS["text" if recipe.data.name.startswith("ptb") else "music"]
+    return replace(recipe, seeds=tuple(range(1, seeds + 1) if isinstance(seeds, int) else seeds))
+
+
+def stage_of(recipe: Recipe, overrides: Sequence[str] = ()) -> Recipe | None:
+    """The recipe of the first stage as it will be trained, with those overrides that are meant for it."""
+    stage = first_stage(recipe)
+    if stage is None:
+        return None
+    stage = _labelled(stage)
+    kind = f"{stage.data.name}/{stage.model.kind}"  # what holds for the RNN holds for one of another size
+    return changed(stage, kind, [o for o in overrides if not _second_stage_field(o)])
 
 
 def member_recipes(recipe: Recipe) -> dict[int, list[Recipe]]:
@@ -150,13 +176,9 @@ def member_recipes(recipe: Recipe) -> dict[int, list[Recipe]]:
 
 def _add(plan: Plan, known: dict[str, Job], job: Job, root: Path, overrides: Sequence[str]) -> Job:
     """Append a job after the first stage it needs; a stage that is itself wanted is used for both."""
-    stage = first_stage(job.recipe)
+    job.stage = stage = stage_of(job.recipe, overrides)
     if stage is not None:
-        stage = _labelled(stage)
         name = _stage_name(stage)
-        kind = f"{stage.data.name}/{stage.model.kind}"  # what holds for the RNN holds for one of another size
-        stage = changed(stage, kind, [o for o in overrides if not _second_stage_field(o)])
-        job.stage = stage
         lacking = tuple(s for s in stage.seeds if find_member(root, identity(stage), s) is None)
         if lacking:
             wanted = Job(name, replace(stage, seeds=lacking), why=f"first stage of {job.name}")

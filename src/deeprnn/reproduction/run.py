@@ -28,10 +28,10 @@ from deeprnn.data import sources
 from deeprnn.errors import UserError
 from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Place, Say, run_job
-from deeprnn.reproduction.plan import Job, Plan, make_plan, wanted
+from deeprnn.reproduction.plan import Job, Plan, make_plan, spans, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
 from deeprnn.sweeps.engines import ASK, Engine, Wish, make_engine
-from deeprnn.training.recipe import DataPart, Recipe
+from deeprnn.training.recipe import DataPart, Recipe, parse_value
 from deeprnn.training.saving import catch_signals
 
 ROOT = Path("runs/reproduce")
@@ -49,7 +49,8 @@ class Settings:
 
     only: tuple[str, ...] = ()
     extras: bool = False
-    seeds: int | None = None
+    seeds: int | tuple[int, ...] | None = None
+    """how many, counted from 1, or which"""
     budget: float | None = None
     """minutes"""
     device: str = "cpu"
@@ -60,6 +61,22 @@ class Settings:
     engine: str = "local"
     """`ray`: jobs are tasks of a Ray cluster"""
     address: str = ""
+    published: Path | None = None
+    """of a rerun with a ledger of its own: the ledger that it is compared with"""
+
+
+def parse_seeds(text: str) -> int | tuple[int, ...]:
+    """`5` is how many, counted from 1; `11..15` and `3,7` are which."""
+    value = parse_value(text)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole and not (
+        isinstance(value, list) and value and all(type(v) is int and v >= 0 for v in value)
+    ):
+        raise UserError(f"--seeds must be how many (5) or which (11..15, or 3,7), got {text!r}")
+    count = value if whole else len(value)
+    if not 1 <= count <= MOST_SEEDS:
+        raise UserError(f"--seeds must be from 1 to {MOST_SEEDS:,}, got {count:,}")
+    return value if whole else tuple(sorted(set(value)))
 
 
 def default_jobs(device: str) -> int:
@@ -86,13 +103,15 @@ def plan_of(settings: Settings) -> Plan:
     """The jobs still to be done, with their expected times."""
     if settings.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {settings.jobs}")
-    if settings.seeds is not None and not 1 <= settings.seeds <= MOST_SEEDS:
-        raise UserError(f"--seeds must be from 1 to {MOST_SEEDS:,}, got {settings.seeds:,}")
     if settings.budget is not None and not settings.budget > 0:
         raise UserError(f"--budget must be above zero minutes, got {settings.budget:g}")
     entries = read_ledger(settings.ledger)
     names = wanted(settings.only, settings.extras)
     plan = make_plan(names, entries, settings.root, seeds=settings.seeds, overrides=settings.overrides)
+    if settings.published is not None:
+        if settings.published.resolve() == settings.ledger.resolve():
+            raise UserError(f"--fresh needs a ledger of its own, not the published {settings.published}")
+        entries = [*entries, *read_ledger(settings.published)]  # which know how long a run takes
     for job in plan.jobs:
         estimate(job, entries, settings.device.partition(":")[0])
     plan.jobs = ordered(plan.jobs)
@@ -107,7 +126,7 @@ def describe(plan: Plan, settings: Settings) -> str:
     lines.append(f"{len(plan.jobs)} populations on {settings.device}, {settings.jobs} at once:")
     width = max(len(job.name) for job in plan.jobs)
     for job in plan.jobs:
-        seeds = "..".join(str(n) for n in dict.fromkeys((min(job.recipe.seeds), max(job.recipe.seeds))))
+        seeds = spans(job.recipe.seeds)
         notes = [] if job.why == "cell" else [job.why]
         notes += [f"after {job.needs.name}"] if job.needs else []
         lines.append(f"  {job.name:<{width}}  seeds {seeds:<6}  {minutes(job.expected):>8} ({job.estimate})"

@@ -10,7 +10,9 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +59,11 @@ OPTIONAL = {
     "data.most_notes": (int, _NOTHING),
     "version": str,
     "commit": (str, _NOTHING),
+    "command": (str, _NOTHING),
+    "first_stage": dict,
+    "first_stage.recipe": dict,
+    "first_stage.epochs": (int, _NOTHING),
+    "first_stage.updates": (int, _NOTHING),
     "environment": dict,
     "environment.threads": int,
     "paper": (*_NUMBER, _NOTHING),
@@ -380,6 +387,17 @@ def environment(device: str) -> dict[str, Any]:
         out["gpu"] = torch.cuda.get_device_name()
         out["cuda"] = torch.version.cuda
     return out
+
+
+def command_line() -> str:
+    """The command that runs now, as one would type it; the program by its name, wherever it is installed."""
+    program, *words = sys.argv or [""]
+    path = Path(program)
+    if path.name == "__main__.py":
+        return shlex.join(["python", "-m", path.parent.name, *words])
+    if path.suffix == ".py":
+        return shlex.join(["python", path.name if path.is_absolute() else program, *words])
+    return shlex.join([path.name, *words])
 
 
 def commit() -> str | None:

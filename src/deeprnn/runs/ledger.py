@@ -8,7 +8,8 @@ from typing import Any
 from deeprnn.errors import UserError
 from deeprnn.runs.folder import Run
 
-FORMAT = 1
+FORMAT = 2
+"""1 had neither command, nor `dirty`, nor stages"""
 POINTS = 200
 """most points of a learning curve that are kept"""
 
@@ -23,20 +24,42 @@ def entry(run: Run, info: Mapping[str, Any] | None = None) -> dict[str, Any]:
         raise UserError(
             f"{run.path} has no result yet (status {info['status']}): `deeprnn resume {run.path}`"
         )
-    rows = run.metrics()
+    rows, first, code = run.metrics(), info.get("first_stage"), info.get("commit")
     kept = ("name", "label", "parameters", "seed", "metric", "paper", "version", "commit", "environment")
+    own = cost(rows, info.get("seconds"))
     return {
         "format": FORMAT,
         **{key: info.get(key) for key in kept},
+        "dirty": None if code is None else code.endswith("+"),
+        "command": info.get("command"),
         "data": {key: info["data"].get(key) for key in ("name", "kind")},
         "model": run.recipe["model"]["kind"],
         "recipe": run.recipe,
+        "first_stage": None if first is None else first["recipe"],
         "finished": info["updated"],
         "seconds": info.get("seconds"),
         "stopped": info.get("reason"),
         "epochs": len(rows),
+        "stages": [own] if first is None else [{k: first[k] for k in own}, own],
         "result": info["result"],
         "curve": thin(rows),
+    }
+
+
+def origin(run: Run) -> dict[str, Any] | None:
+    """What a run that starts from this one's parameters keeps of it: its recipe, and what training it took."""
+    try:
+        return {"recipe": run.recipe, **cost(run.metrics(), run.info.get("seconds"))}
+    except UserError:  # parameters that are whole may be used, even where their history is not
+        return None
+
+
+def cost(rows: Sequence[Mapping[str, Any]], seconds: float | None) -> dict[str, Any]:
+    """Epochs and updates of one stage, also those after the best, and its time; None where nothing is left to tell."""
+    return {
+        "epochs": len(rows) or None,
+        "updates": rows[-1].get("step") if rows else None,
+        "seconds": seconds,
     }
 
 

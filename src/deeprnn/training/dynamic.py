@@ -18,8 +18,9 @@ from torch.func import functional_call
 from deeprnn.data.batching import Plan, music_chunks, text_chunks
 from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError
-from deeprnn.model import losses, metrics
+from deeprnn.model import metrics
 from deeprnn.model.models import SequenceModel
+from deeprnn.model.scoring import StepNats
 from deeprnn.training.evaluate import Data, Progress, check_split, summarise
 from deeprnn.training.flat import Layout
 from deeprnn.training.recipe import DataPart, OptimiserPart, Recipe, SchedulePart
@@ -70,15 +71,16 @@ def dynamic_evaluation(
     parameters = Layout.of(model).pack([dict(model.named_parameters())], device)
     trained = parameters.clone()
     updater = Updater(model, recipe, [0], parameters, Schedule(recipe, [rate], len(plan), device))
-    scores, views = plan.new_scores(), updater.layout.views(updater.parameters[0])
+    scored, scores = StepNats(model), plan.new_scores()
+    views = {f"model.{name}": view for name, view in updater.layout.views(updater.parameters[0]).items()}
     model.eval()
     try:
         for index in range(len(plan)):
             batch = plan[index]
             with torch.no_grad():
                 state = tuple(h[0] for h in updater.state)
-                logits, _ = functional_call(model, views, (batch.x, state, batch.reset))
-                plan.record(scores, index, losses.nats(model.spec.output, logits, batch.y))
+                nats, _ = functional_call(scored, views, (batch.x, batch.y, state, batch.reset))
+                plan.record(scores, index, nats)
             updater.update([batch])
             if decay:
                 updater.parameters.lerp_(trained, decay)

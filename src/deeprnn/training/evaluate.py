@@ -14,9 +14,11 @@ from deeprnn.data.batching import Plan, music_evaluation, text_evaluation
 from deeprnn.data.music import MusicData
 from deeprnn.data.text import TextData
 from deeprnn.errors import UserError
-from deeprnn.model import losses, metrics
-from deeprnn.model.models import SequenceModel
+from deeprnn.model import metrics
+from deeprnn.model.models import SequenceModel, State
+from deeprnn.model.scoring import StepNats
 from deeprnn.training.flat import Layout
+from deeprnn.training.ranks import Ranks
 from deeprnn.training.recipe import EvaluationPart
 
 Data = MusicData | TextData
@@ -47,35 +49,49 @@ Progress = Callable[[int, int], None]
 
 @torch.no_grad()
 def score(
-    model: SequenceModel, parameters: Tensor, plan: Plan, progress: Progress = lambda done, total: None
+    model: SequenceModel,
+    parameters: Tensor,
+    plan: Plan,
+    progress: Progress = lambda done, total: None,
+    ranks: Ranks | None = None,
 ) -> np.ndarray:
-    """Nats of every frame or symbol for P members with flat parameters (P, N): (P, frames)."""
-    device, P = parameters.device, len(parameters)
-    plan = plan.to(device)
-    views = Layout.of(model).views(parameters)
+    """Nats of every frame or symbol for P members with flat parameters (P, N): (P, frames).
+
+    Of several `ranks` each scores some lanes; a text in one stream has one lane, which is the lead's.
+    """
+    device, P, ranks = parameters.device, len(parameters), ranks or Ranks()
+    plan = plan.to(device).of_lanes(ranks.share(plan.lanes))
+    views = {f"model.{name}": view for name, view in Layout.of(model).views(parameters).items()}
     together = device.type == "cuda" and P > 1
     groups = [views] if together else [{k: v[p] for k, v in views.items()} for p in range(P)]
     scores = plan.new_scores(P)
     training = model.training
+    scored = StepNats(model)
     model.eval()  # cells with noise of their own have none here
     for number, named in enumerate(groups):
         state = None
         for index in range(len(plan)):
             x, y, _, reset = plan[index]
-            if together:
+            if not plan.lanes:
+                pass
+            elif together:
                 state = state or tuple(h.expand(P, *h.shape) for h in model.initial_state(plan.lanes))
-                logits, state = vmap(_call, in_dims=(None, 0, None, 0, None))(model, named, x, state, reset)
-                plan.record(scores, index, losses.nats(model.spec.output, logits, y))
+                nats, state = vmap(_call, in_dims=(None, 0, None, None, 0, None))(
+                    scored, named, x, y, state, reset
+                )
+                plan.record(scores, index, nats)
             else:
-                logits, state = _call(model, named, x, state, reset)
-                plan.record(scores[number], index, losses.nats(model.spec.output, logits, y))
+                nats, state = _call(scored, named, x, y, state, reset)
+                plan.record(scores[number], index, nats)
             progress(number * len(plan) + index + 1, len(groups) * len(plan))
     model.train(training)
-    return plan.collect(scores)
+    return plan.collect(ranks.sum_(scores))
 
 
-def _call(model: SequenceModel, named: dict[str, Tensor], x: Tensor, state: Any, reset: Tensor) -> Any:
-    return functional_call(model, named, (x, state, reset))
+def _call(
+    scored: StepNats, named: dict[str, Tensor], x: Tensor, y: Tensor, state: Any, reset: Tensor
+) -> tuple[Tensor, State]:
+    return functional_call(scored, named, (x, y, state, reset))
 
 
 def summarise(data: Data, split: str, nats: np.ndarray) -> dict[str, float]:

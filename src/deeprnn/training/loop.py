@@ -28,6 +28,7 @@ from deeprnn.model.models import build
 from deeprnn.training import rng
 from deeprnn.training.evaluate import Data, evaluation_plan, mean_nats, scorable, score, summarise
 from deeprnn.training.flat import Layout
+from deeprnn.training.ranks import Ranks
 from deeprnn.training.recipe import Recipe
 from deeprnn.training.schedule import Schedule
 from deeprnn.training.transfer import Source, Transfer, symbols_of
@@ -123,9 +124,12 @@ class Trainer:
         pretrained: Sequence[Source | None] | None = None,
         engine: Callable[[Updater], Engine] = engine_for,
         variants: Sequence[Recipe] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         """`variants`: each member's own recipe where seed and rate are not all they differ in (`lockstep`)."""
         self.recipe, self.data, self.device = recipe, data, torch.device(device)
+        self.ranks = ranks or Ranks()
+        self.met = True  # whether the last update ended with a meeting of the ranks
         self.variants = variants
         self.members = [named(r, p) for p, r in enumerate(variants)] or members_of(recipe)
         self.spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
@@ -147,7 +151,9 @@ class Trainer:
                 member.end("its first stage diverged")
         self.schedule.push()
         seeds = [m.seed for m in self.members]
-        self.updater = Updater(self.model, recipe, seeds, parameters, self.schedule, multipliers, variants)
+        self.updater = Updater(
+            self.model, recipe, seeds, parameters, self.schedule, multipliers, self.ranks, variants
+        )
         self.best = parameters.clone()
         self.engine = engine(self.updater)
         self.valid_plan = evaluation_plan(data, "valid", recipe.evaluation).to(self.device)
@@ -171,7 +177,7 @@ class Trainer:
         return parameters, multipliers
 
     def plan(self, member: MemberName, epoch: int) -> Plan:
-        """An epoch's batches: the shared order, or a member's own."""
+        """An epoch's batches of this rank's lanes: the shared order, or a member's own."""
         part = self.recipe.data
         shared = part.order == "shared"
         lengths = None
@@ -185,10 +191,12 @@ class Trainer:
             if member.transposed:
                 drawn = rng.mix(part.order_seed if shared else member.seed, rng.TRANSPOSE, epoch)
                 songs = randomly_transposed(songs, member.transposed, drawn)
-            return music_chunks(
+            plan = music_chunks(
                 songs, chunk=part.chunk, lanes=part.lanes, seed=seed, epoch=epoch, lengths=lengths
             )
-        return text_chunks(self.data.splits["train"], chunk=part.chunk, lanes=part.lanes, lengths=lengths)
+        else:
+            plan = text_chunks(self.data.splits["train"], chunk=part.chunk, lanes=part.lanes, lengths=lengths)
+        return plan.of_lanes(self.ranks.share(part.lanes))
 
     def plans(self, epoch: int) -> list[Plan]:
         """One plan for all members, or one for each."""
@@ -224,6 +232,7 @@ class Trainer:
                 self.check_finite()
             for watcher in watchers:
                 watcher.updated(self)
+        self._tick(now=True)  # ranks may have met last in the epoch before
 
     def end_epoch(self, watchers: Sequence[Watcher] = ()) -> list[dict[str, Any] | None]:
         """Validate, decide, and begin the next epoch; the lines of metrics it gives.
@@ -233,7 +242,9 @@ class Trainer:
         self.check_finite(saving=True)
         active = [p for p, m in enumerate(self.schedule.members) if not m.finished]
         evaluated = self._evaluated()
-        costs = score(self.model, evaluated[active], self.valid_plan, self._progress("valid", watchers))
+        costs = score(
+            self.model, evaluated[active], self.valid_plan, self._progress("valid", watchers), self.ranks
+        )
         sums, rates = self.updater.take_sums(), self.schedule.rates(self.updater.tau - 1).tolist()
         tau = int(self.updater.tau)
         rows: list[dict[str, Any] | None] = [None] * len(self.members)
@@ -248,7 +259,7 @@ class Trainer:
             if verdict.restore:
                 self.updater.restore(p, self.best[p])
             rows[p] = self._row(sums[p], rates[p], nats, verdict.improved)
-        self._tick()  # before the question: an epoch without an update would follow otherwise
+        self._tick(now=True)  # before the question: an epoch without an update would follow otherwise
         if self.out_of_time:
             self._end_by_time()
         self.schedule.push()
@@ -290,11 +301,15 @@ class Trainer:
             "frames_per_second": round(sums["count"] / max(self.epoch_seconds, 1e-9), 1),
         }
 
-    def _tick(self) -> None:
-        now = time.perf_counter()
-        self.seconds += now - self._clock
-        self.epoch_seconds += now - self._clock
-        self._clock = now
+    def _tick(self, now: bool = False) -> None:
+        clock = time.perf_counter()
+        elapsed = self.ranks.elapsed(clock - self._clock, now)
+        self.met = elapsed is not None
+        if elapsed is None:
+            return
+        self.seconds += elapsed
+        self.epoch_seconds += elapsed
+        self._clock = clock
         limit = 60 * self.recipe.stop.minutes
         # From a tenth of the time on, when what is slow at first no longer counts for much; fifty estimates in all.
         if limit and self.seconds >= max(0.1 * limit, self._estimated_at + 0.02 * limit):
@@ -362,7 +377,8 @@ class Trainer:
         scored = [p for p, result in enumerate(out) if result is not None]
         for split in self.scored_splits:
             plan = evaluation_plan(self.data, split, self.recipe.evaluation)
-            nats = score(self.model, self.best[scored], plan, self._progress(split, watchers))
+            progress = self._progress(split, watchers)
+            nats = score(self.model, self.best[scored], plan, progress, self.ranks)
             for p, own in zip(scored, nats, strict=True):
                 out[p][split] = summarise(self.data, split, own)  # type: ignore[index]
         return out

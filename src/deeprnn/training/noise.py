@@ -45,10 +45,12 @@ class Noise:
 
 
 def dropout_masks(
-    model: SequenceModel, shape: torch.Size, seeds: Tensor, update: Tensor
+    model: SequenceModel, T: int, B: int, seeds: Tensor, update: Tensor, own: slice = slice(None)
 ) -> dict[str, Tensor] | None:
-    """Masks (p, ...) of the members with these seeds, and what their cells draw, stacked; None where there is none."""
-    T, B = shape[-2:]
+    """Masks (p, ...) of the members with these seeds, and what their cells draw, stacked; None where there is none.
+
+    They are drawn for all B lanes, of which the `own` are given: they do not depend on who trains which lanes.
+    """
     if not model.training:  # dynamic evaluation learns without dropout
         return None
     if not model.mask_shapes(T, B) and not model.draw_shapes(T, B):
@@ -57,8 +59,26 @@ def dropout_masks(
         drawn = [
             model.draw_masks(T, B, rng.generator(int(s), rng.DROPOUT, int(update))) for s in seeds.tolist()
         ]
-        return {name: torch.stack([m[name] for m in drawn]) for name in drawn[0]}
-    return _hashed_masks(model, T, B, seeds, update)
+        masks = {name: torch.stack([m[name] for m in drawn]) for name in drawn[0]}
+    else:
+        masks = _hashed_masks(model, T, B, seeds, update)
+    return masks if own in (slice(None), slice(0, B)) else _of_lanes(model, T, B, masks, own)
+
+
+def _of_lanes(
+    model: SequenceModel, T: int, B: int, masks: dict[str, Tensor], own: slice
+) -> dict[str, Tensor]:
+    """The same masks for some of the lanes, which are the dimension that grows with B; one without them stays whole."""
+
+    def shapes(lanes: int) -> dict[str, tuple[int, ...]]:
+        both = {**model.mask_shapes(T, lanes), **model.draw_shapes(T, lanes)}
+        return {name: shape for name, (_, shape) in both.items()}
+
+    out, larger = {}, shapes(B + 1)
+    for name, shape in shapes(B).items():
+        lanes = [i for i, (n, m) in enumerate(zip(shape, larger[name], strict=True), 1) if n != m]
+        out[name] = masks[name].narrow(lanes[0], own.start, own.stop - own.start) if lanes else masks[name]
+    return out
 
 
 def _hashed_masks(model: SequenceModel, T: int, B: int, seeds: Tensor, update: Tensor) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +33,16 @@ from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.specs import Dropout
 from deeprnn.runs import checkpoint, ledger
-from deeprnn.runs.folder import Run, change_run, commit, environment, now, start_population, start_run
+from deeprnn.runs.folder import (
+    Run,
+    change_run,
+    command_line,
+    commit,
+    environment,
+    now,
+    start_population,
+    start_run,
+)
 from deeprnn.runs.reading import regular
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import MemberName, Trainer, Watcher, members_of
@@ -77,7 +85,10 @@ def catch_signals() -> Iterator[list[int]]:
 
 
 class RunSaver:
-    """Watches a trainer and writes its run folder; a population has a folder for each member below `folder`."""
+    """Watches a trainer and writes its run folder; a population has a folder for each member below `folder`.
+
+    Of several ranks the lead alone touches files; the others hand it their lanes' states, and stop when it does.
+    """
 
     def __init__(
         self,
@@ -90,49 +101,55 @@ class RunSaver:
         self.trainer, self.folder, self.received, self.every_epoch = trainer, folder, received, every_epoch
         self.homes = list(member_folders(trainer.recipe, folder) if homes is None else homes)
         self.lengths = [0] * len(self.homes)
-        self.saved_at = time.monotonic()
+        self.saved_at = trainer.seconds
         self.saved_best = [0] * len(self.homes)
         self.fingerprint = fingerprint(trainer.data)
-        self.threads = 0  # CPU threads that the saved state was trained with; 0: not known
+        self.threads = (
+            0  # CPU threads that the saved state was trained with by as many processes; 0: not known
+        )
 
     # ---- watching
 
     def updated(self, trainer: Trainer) -> None:
         """Save in mid-epoch where the recipe asks for it, or a signal does."""
-        part = trainer.recipe.save
-        if (
-            (part.seconds and self._due)
-            or (part.updates and trainer.index % part.updates == 0)
-            or self.received
-        ):
+        part, signal = trainer.recipe.save, self._signal() if trainer.met else 0
+        if (part.seconds and self._due) or (part.updates and trainer.index % part.updates == 0) or signal:
             trainer.check_finite(saving=True)
             self.save()
-        if self.received:
-            raise Interrupted(self.received[0])
+        if signal:
+            raise Interrupted(signal)
 
     def scored(self, trainer: Trainer, split: str, done: int, total: int) -> None:
         """Stop in the middle of scoring where a signal asks for it; it begins again when the run goes on."""
-        if self.received:
+        if signal := self._signal():
             if not trainer.schedule.done:  # within an epoch's end, which nothing has been saved of
                 trainer.check_finite(saving=True)
                 self.save()
-            raise Interrupted(self.received[0])
+            raise Interrupted(signal)
 
     def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
         """Write the epoch's lines, then the state: where the run ends here, when it is time, or always."""
         for p, row in enumerate(rows):
             if row is not None:
                 self._append(p, row)
-        if self.every_epoch or self._due or self.received or trainer.schedule.done:
+        signal = self._signal()
+        if self.every_epoch or self._due or signal or trainer.schedule.done:
             self.save()
-        if self.received and not trainer.schedule.done:
-            raise Interrupted(self.received[0])
+        if signal and not trainer.schedule.done:
+            raise Interrupted(signal)
+
+    def _signal(self) -> int:
+        """The signal that some rank has received, 0 without one; all ranks ask at the same time."""
+        return int(self.trainer.ranks.most(self.received[0] if self.received else 0))
 
     @property
     def _due(self) -> bool:
-        return time.monotonic() - self.saved_at >= self.trainer.recipe.save.seconds
+        # By the trainer's clock, which is the same on all ranks.
+        return self.trainer.seconds - self.saved_at >= self.trainer.recipe.save.seconds
 
     def _append(self, member: int, row: Mapping[str, Any]) -> None:
+        if not self.trainer.ranks.lead:
+            return
         line = (json.dumps(row) + "\n").encode()
         path = self.homes[member] / "metrics.jsonl"
         try:
@@ -150,6 +167,10 @@ class RunSaver:
     def save(self) -> None:
         """The whole training state, and the best parameters where they are new."""
         t = self.trainer
+        tensors = t.updater.whole_tensors()
+        self.saved_at = t.seconds
+        if not t.ranks.lead:
+            return
         for p, m in enumerate(t.schedule.members):
             if m.best_epoch > self.saved_best[p]:
                 checkpoint.save_best(
@@ -167,36 +188,41 @@ class RunSaver:
             "recipe": t.recipe.to_dict(),
             "fingerprint": self.fingerprint,
             "threads": torch.get_num_threads(),
+            "processes": t.ranks.count,
         }
-        checkpoint.save_state(self.folder, {**t.updater.tensors(), "best": t.best}, meta)
-        self.saved_at = time.monotonic()
+        checkpoint.save_state(self.folder, {**tensors, "best": t.best}, meta)
 
     @torch.no_grad()
     def restore(self) -> bool:
         """Take up the newest whole state; False if none was saved yet."""
-        state = checkpoint.load_state(self.folder)
-        if state is None:
+        t, ranks = self.trainer, self.trainer.ranks
+        state = checkpoint.load_state(self.folder) if ranks.lead else None
+        if ranks.same(state is None):
             self._cut([0] * len(self.homes))
             return False
-        t, meta = self.trainer, state.meta
+        state = state or checkpoint.Checkpoint({}, {}, self.folder)
+        meta = ranks.same(state.meta)
         check_goes_on(meta.get("recipe", {}), t.recipe, self.folder / "recipe.toml")
         if meta["parameters"] != list(t.layout.names):
             raise UserError(
                 f"{state.path} belongs to another model than {self.folder / 'recipe.toml'} describes"
             )
         # A state without Adam's own count, by an earlier version, has seen every update.
-        saved = {"optimiser.seen": state.tensors["tau"], **state.tensors}
+        tensors = ranks.same_tensors(state.tensors)
+        saved = {"optimiser.seen": tensors["tau"], **tensors}
         for name, tensor in {**t.updater.tensors(), "best": t.best}.items():
             if name not in saved:
                 raise UserError(
                     f"{state.path} has no {name!r}: it was saved with other settings or by another version"
                 )
-            tensor.copy_(saved[name])
+            tensor.copy_(t.updater.own(name, saved[name]))
         t.epoch, t.index = meta["epoch"], meta["index"]
         t.seconds, t.epoch_seconds = meta["seconds"], meta["epoch_seconds"]
         t.schedule.load(meta["members"])
         self.saved_best = [0] * len(self.homes)  # so that best.* is written again, whatever befell it
-        self.threads = meta.get("threads", 0)
+        self.saved_at = t.seconds
+        if meta.get("processes", 1) == ranks.count:
+            self.threads = meta.get("threads", 0)
         self._cut(meta["metrics_bytes"])
         return True
 
@@ -215,6 +241,8 @@ class RunSaver:
     def _cut(self, lengths: Sequence[int]) -> None:
         """Put metrics.jsonl back to what the state knows of; lines that were lost since stay lost."""
         self.lengths = list(lengths)
+        if not self.trainer.ranks.lead:
+            return
         for p, (home, length) in enumerate(zip(self.homes, lengths, strict=True)):
             path = home / "metrics.jsonl"
             if os.path.lexists(path) and not regular(path):
@@ -260,6 +288,7 @@ def create_folders(recipe: Recipe, data: Data, folder: Path, device: torch.devic
         "parameters": sum(p.numel() for p in SequenceModel(spec, "meta", initialise=False).parameters()),
         "version": __version__,
         "commit": commit(),
+        "command": command_line(),
         "environment": environment(str(device)),
         "paper": paper.result(data.name, recipe.model.kind) if is_paper(recipe) else None,
         "metric": HEADLINE[data.kind].name,
@@ -316,7 +345,7 @@ def side_files(data: Data) -> dict[str, Any]:
 def label(recipe: Recipe) -> str:
     """The model's name as the paper would print it, or the recipe's own word where it has one."""
     if recipe.model.cell:
-        return lookup.label(recipe.model.cell)
+        return lookup.label(recipe.model.cell) + structure.NADE * (recipe.model.output == "nade")
     shape = replace(recipe.model, embedding=0, tied=False)  # the name depends on neither data nor embedding
     spec = shape.spec(1, False, Dropout())
     own = recipe.model.kind not in (structure.short_name(spec), *paper.LABELS)
@@ -325,7 +354,7 @@ def label(recipe: Recipe) -> str:
 
 def is_paper(recipe: Recipe) -> bool:
     """Whether the model has Table 1's size, so that the paper's number stands beside its own."""
-    if recipe.model.cell:
+    if recipe.model.cell or recipe.model.output != "plain":
         return False
     if recipe.model.kind == "dots-star":
         return True  # its sizes are not published
@@ -340,6 +369,8 @@ def is_paper(recipe: Recipe) -> bool:
 def finish(trainer: Trainer, folder: Path, watchers: Sequence[Watcher] = ()) -> list[dict[str, Any] | None]:
     """Score the best parameters, write each run's ledger entry and close its folder."""
     results = trainer.results(watchers)
+    if not trainer.ranks.lead:
+        return results
     for p, (home, result) in enumerate(zip(member_folders(trainer.recipe, folder), results, strict=True)):
         changes: dict[str, Any] = {
             "status": "failed" if result is None else "finished",

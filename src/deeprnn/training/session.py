@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from deeprnn import __version__, launcher
 from deeprnn import data as data_sets
 from deeprnn.cells import lookup
 from deeprnn.data.music import Grid
@@ -33,6 +34,7 @@ from deeprnn.training.loop import (
 )
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.progress import Progress
+from deeprnn.training.ranks import Ranks
 from deeprnn.training.recipe import DataPart, Recipe, load_recipe, override
 from deeprnn.training.transfer import Source, check_transfer
 from deeprnn.training.updater import Updater
@@ -129,6 +131,7 @@ def run_recipe(
     engine: Callable[[Updater], Engine] = engine_for,
     save_every_epoch: bool = True,
     received: Sequence[int] | None = None,
+    ranks: Ranks | None = None,
 ) -> list[dict[str, Any] | None]:
     """Train a recipe in a folder, taking up whatever stands there already; the members' results.
 
@@ -136,15 +139,18 @@ def run_recipe(
     `choose_threads` sets the number of CPU threads: the fastest for a new run, the same as before for an older one.
     `start` gives each member's first parameters in place of the first stage that the recipe names. Without
     `save_every_epoch` the state is saved when the recipe's `save.seconds` have passed. `received` holds the number of
-    a signal once the run shall stop; None listens to this process's own.
+    a signal once the run shall stop; None listens to this process's own. `ranks` are the processes that call this
+    together, each with the same arguments; the lead's folder is the one that counts.
     Raises `saving.Interrupted` after a signal, when the state has been saved.
     """
-    folder, device = Path(folder), torch.device(device)
+    folder, device, ranks = Path(folder), torch.device(device), ranks or Ranks()
     if len(members_of(recipe)) == 1:
         recipe = saving.member_recipe(recipe, members_of(recipe)[0])
-    with _locked(folder), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        if ranks.lead:
+            stack.enter_context(_locked(folder))
         received = stack.enter_context(saving.catch_signals()) if received is None else received
-        if new and (folder / "recipe.toml").exists():
+        if new and ranks.lead and (folder / "recipe.toml").exists():
             raise UserError(
                 f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
             )
@@ -154,12 +160,22 @@ def run_recipe(
                 f"transpositions={list(recipe.transpositions)} are for music: {data.name} is text"
             )
         memory.check(recipe, data, device)
-        if recipe.pretrain.run and not (folder / "recipe.toml").exists():
+        ranks.check_lanes(recipe.data.lanes)
+        if not ranks.alone:
+            ranks.check_same("the recipe or the version", [__version__, _without_places(recipe)])
+            ranks.check_same(f"the data {data.name}", saving.fingerprint(data))
+        if ranks.lead and recipe.pretrain.run and not (folder / "recipe.toml").exists():
             for source in _sources(recipe):  # before there is anything in the folder
                 check_transfer(recipe, data, source)
         most_threads = torch.get_num_threads() if choose_threads else 0
-        stages = _Stages(data, device, watch, received, most_threads, start, engine, save_every_epoch)
+        stages = _Stages(data, device, watch, received, most_threads, start, engine, save_every_epoch, ranks)
         return stages.run(recipe, folder)
+
+
+def _without_places(recipe: Recipe) -> dict[str, Any]:
+    """The recipe without paths, which may differ from machine to machine."""
+    places = {"data.name": "", "pretrain.run": "", "pretrain.recipe": ""}
+    return override(recipe, places).to_dict()
 
 
 @contextlib.contextmanager
@@ -213,29 +229,29 @@ class _Stages:
     start: Start | None
     engine: Callable[[Updater], Engine]
     save_every_epoch: bool
+    ranks: Ranks
 
     def run(self, recipe: Recipe, folder: Path) -> list[dict[str, Any] | None]:
         """The first stage where there is one, then the run itself."""
-        self._prepare(recipe, folder)
-        places = saving.member_folders(recipe, folder)
-        runs = [Run(home) for home in places]
-        longer = saving.has_other_limits(recipe, folder)
-        if not longer:
-            mending.mend_recipes(recipe, folder)
-            if all(run.concluded for run in runs):
-                mending.mend_finished(recipe, folder, self.data, self.device)
-                return [run.info["result"] for run in runs]
-            _mark(places, "running")
+        places = saving.member_folders(recipe, folder) if self.ranks.lead else []  # to be written
+        longer, results = self.ranks.on_lead(lambda: self._prepare(recipe, folder))
+        if results is not None:
+            return results
         try:
-            trainer = self._trainer(recipe, self._first_stage(recipe, folder))
+            sources = self._first_stage(recipe, folder)
+            _note_origins(places, sources or ())
+            trainer = self._trainer(recipe, sources)
             saver = saving.RunSaver(trainer, folder, self.received, self.save_every_epoch)
             saver.restore()
             if longer:
                 saver.reopen()
+            if longer and self.ranks.lead:
                 mending.mend_recipes(recipe, folder)
                 _mark(places, "running", result=None, reason=None)
-            self._set_threads(trainer, saver)
-            watchers = [saver, Progress(saver.homes), *self.watch(trainer, folder)]
+            self._set_threads(trainer, saver, places)
+            watchers: list[Watcher] = [saver]
+            if self.ranks.lead:
+                watchers += [Progress(saver.homes), *self.watch(trainer, folder)]
             trainer.train(watchers)
             return saving.finish(trainer, folder, watchers)
         except (saving.Interrupted, KeyboardInterrupt):
@@ -245,47 +261,90 @@ class _Stages:
             _mark_at_last(places, "failed")
             raise
 
-    def _prepare(self, recipe: Recipe, folder: Path) -> None:
-        """A folder with everything that is known before the first update, new or mended."""
+    def _prepare(self, recipe: Recipe, folder: Path) -> tuple[bool, list[dict[str, Any] | None] | None]:
+        """Make or mend the folder; whether a run in it goes on by other limits, and the results of one that ended."""
         mending.sweep(recipe, folder)
         mending.check_data(recipe, self.data, folder)
         if not mending.folders_are_whole(recipe, folder):
             saving.create_folders(recipe, self.data, folder, self.device)
         mending.mend_side_files(recipe, self.data, folder)
+        if saving.has_other_limits(recipe, folder):
+            return True, None
+        mending.mend_recipes(recipe, folder)
+        places = saving.member_folders(recipe, folder)
+        if not all(Run(home).concluded for home in places):
+            _mark(places, "running")
+            return False, None
+        mending.mend_finished(recipe, folder, self.data, self.device)
+        return False, [Run(home).info["result"] for home in places]
 
     def _trainer(self, recipe: Recipe, pretrained: Sequence[Source | None] | None) -> Trainer:
         with SETUP:  # it allocates, which another thread's capture would not survive
-            return Trainer(recipe, self.data, device=self.device, pretrained=pretrained, engine=self.engine)
+            return Trainer(
+                recipe,
+                self.data,
+                device=self.device,
+                pretrained=pretrained,
+                engine=self.engine,
+                ranks=self.ranks,
+            )
 
-    def _set_threads(self, trainer: Trainer, saver: saving.RunSaver) -> None:
+    def _set_threads(self, trainer: Trainer, saver: saving.RunSaver, places: Sequence[Path]) -> None:
         if not self.most_threads or self.device.type != "cpu":
             return
         if saver.threads:
             threads.limit(saver.threads)  # results can differ in their last digits with another number
+        elif not self.ranks.alone:  # to try numbers takes updates, which ranks make together
+            threads.limit(threads.of_several(self.most_threads, launcher.local_count()))
         else:
             threads.limit(threads.measure(trainer, self.most_threads))
             trainer.remarks.append(
                 f"CPU threads: {torch.get_num_threads()}, the fastest now; --threads sets another number"
             )
-        for home in saver.homes:
-            change_run(home, environment=environment(str(self.device)))
+        for home in places:
+            processes = {} if self.ranks.alone else {"processes": self.ranks.count}
+            change_run(home, environment={**environment(str(self.device)), **processes})
 
     def _first_stage(self, recipe: Recipe, folder: Path) -> Sequence[Source | None] | None:
         """The parameters each member starts from: trained now, taken up, or those of a finished run."""
         if self.start is not None:
             return [self.start(member) for member in members_of(recipe)]
         if recipe.pretrain.run:
-            return _from_run(recipe, folder)
+            return self._same(_from_run(recipe, folder) if self.ranks.lead else [])
         if not recipe.pretrain.recipe:
             return None
         below = folder / FIRST_STAGE
-        # Once begun, the first stage goes on by the recipe in its folder, whatever became of the named one.
-        begun = (below / "recipe.toml").exists()
-        stage = mending.whole_recipe(below) if begun else first_stage(recipe)
-        assert stage is not None
+
+        def stage_recipe() -> dict[str, Any]:
+            # Once begun, the first stage goes on by the recipe in its folder, whatever became of the named one.
+            begun = (below / "recipe.toml").exists()
+            stage = mending.whole_recipe(below) if begun else first_stage(recipe)
+            assert stage is not None
+            return stage.to_dict()
+
+        stage = Recipe.from_dict(self.ranks.on_lead(stage_recipe))
         results = self.run(stage, below)
+        if not self.ranks.lead:
+            return self._same([])
         places = zip(saving.member_folders(stage, below), results, strict=True)
-        return [None if result is None else Source.of(Run(home)) for home, result in places]
+        return self._same([None if result is None else Source.of(Run(home)) for home, result in places])
+
+    def _same(self, sources: Sequence[Source | None]) -> Sequence[Source | None]:
+        """The lead's sources on every rank."""
+        if self.ranks.alone:
+            return sources
+        metas = self.ranks.same([None if source is None else source.meta() for source in sources])
+        own = [*sources, *[None] * (len(metas) - len(sources))]  # those of others than the lead are not sent
+        tensors = [self.ranks.same_tensors(source.tensors if source else {}) for source in own]
+        pairs = zip(tensors, metas, strict=True)
+        return [None if meta is None else Source.from_meta(found, meta) for found, meta in pairs]
+
+
+def _note_origins(places: Sequence[Path], sources: Sequence[Source | None]) -> None:
+    """Write down what a run starts from: the first stage's folder may be gone when somebody asks."""
+    for home, source in zip(places, sources, strict=bool(sources)):
+        if source is not None and source.origin is not None and "first_stage" not in Run(home).info:
+            change_run(home, first_stage=source.origin)
 
 
 def _mark(places: Sequence[Path], status: str, **changes: Any) -> None:

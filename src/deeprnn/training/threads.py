@@ -57,6 +57,11 @@ def measure(trainer: Trainer, most: int) -> int:
             tensor.copy_(value)
 
 
+def of_several(most: int, processes: int) -> int:
+    """The threads of each of several processes on a machine: no more than its share of the cores."""
+    return max(1, min(most, candidates(most)[-1] // processes))
+
+
 def candidates(most: int) -> list[int]:
     """1, 2, 4, … up to `most`, or to the cores this process may use if they are fewer."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,6 +18,7 @@ from deeprnn.data.text import TextData
 from deeprnn.errors import UserError
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.specs import Dropout, ModelSpec
+from deeprnn.runs import ledger
 from deeprnn.runs.checkpoint import load_best
 from deeprnn.runs.folder import Run
 from deeprnn.training.evaluate import Data
@@ -36,25 +37,30 @@ class Source:
     symbols: Sequence[str | int] | None = None
     """what each input and output stands for: the vocabulary, or MIDI numbers"""
     name: str = "the first stage"
+    origin: Mapping[str, Any] | None = None
+    """how the run that they come from was trained, as `ledger.origin` tells it"""
 
     @classmethod
     def of(cls, run: Run) -> Source:
         """A run's best parameters."""
         symbols = run.vocabulary or _pitches(run.grid)
-        return cls(load_best(run.path).tensors, run.spec, run.kind, symbols, str(run.path))
+        return cls(
+            load_best(run.path).tensors, run.spec, run.kind, symbols, str(run.path), ledger.origin(run)
+        )
 
     def meta(self) -> dict[str, Any]:
         """Everything but the tensors as plain data."""
         spec = None if self.spec is None else self.spec.to_dict()
         symbols = None if self.symbols is None else list(self.symbols)
-        return {"model": spec, "kind": self.kind, "symbols": symbols, "run": self.name}
+        return {"model": spec, "kind": self.kind, "symbols": symbols, "run": self.name, "origin": self.origin}
 
     @classmethod
     def from_meta(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Source:
         """Read what `meta` wrote; a folder of an earlier version has tensors alone."""
         spec = meta.get("model")
         spec = None if spec is None else ModelSpec.from_dict(spec)
-        return cls(tensors, spec, meta.get("kind", ""), meta.get("symbols"), meta.get("run", cls.name))
+        name, origin = meta.get("run", cls.name), meta.get("origin")
+        return cls(tensors, spec, meta.get("kind", ""), meta.get("symbols"), name, origin)
 
 
 def symbols_of(data: Data) -> Sequence[str | int] | None:

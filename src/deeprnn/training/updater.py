@@ -4,12 +4,15 @@
 for each chunk length (`cuda_graph.py`). Members are served in groups: on the CPU each alone, by the very
 calls that serve a single model, which costs about a sixth more than `torch.func.vmap` over four members but
 makes a member bit-equal to that model, and a finished one free; on a GPU all together under `vmap`.
+
+Of several processes (`ranks.py`) each has some of the lanes. One sum over all of them, of gradient, nats and count side
+by side, lies between backward and clip: from there on every process does what one with all lanes would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +20,14 @@ from torch.func import functional_call, vmap
 
 from deeprnn.backends.cuda.device import nvidia
 from deeprnn.data.batching import Batch
-from deeprnn.model import losses
+from deeprnn.model import losses, scoring
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.overrides import changed
 from deeprnn.training import noise
 from deeprnn.training.dropconnect import DropConnect
 from deeprnn.training.flat import Layout
 from deeprnn.training.optimiser import Optimiser, clip_scale, thresholds
+from deeprnn.training.ranks import Ranks
 from deeprnn.training.recipe import Recipe
 from deeprnn.training.schedule import Schedule
 
@@ -50,6 +54,8 @@ class Scored(nn.Module):
             total, _ = linear_cross_entropy(*self.model.predict.last_layer(top, out), y, mask)
             return total, state
         logits, state = self.model(x, state, reset, masks)
+        if self.model.spec.output == "nade":
+            return losses.masked_sum(scoring.nats(self.model, logits, y), mask)[0], state
         return losses.nll(self.model.spec.output, logits, y, mask)[0], state
 
     def _in_pieces(self) -> bool:
@@ -58,6 +64,15 @@ class Scored(nn.Module):
         if spec.output != "categorical" or spec.output_size < LARGE:
             return False
         return not changed(model, "forward") and not changed(model.predict, "forward", weights=True)
+
+
+class Message(NamedTuple):
+    """What ranks sum after a group's backward pass, in one buffer."""
+
+    whole: Tensor  # (p * N + 2 * p,)
+    gradient: Tensor  # (p, N)
+    views: list[Tensor]  # of the gradient, by parameter
+    totals: Tensor  # (2, p): nats, count
 
 
 class Updater:
@@ -71,9 +86,11 @@ class Updater:
         parameters: Tensor,
         schedule: Schedule,
         multipliers: Tensor | None = None,
+        ranks: Ranks | None = None,
         variants: Sequence[Recipe] = (),
     ) -> None:
         """`variants`: each member's own recipe where they differ (`training.lockstep` says in what they may)."""
+        self.ranks = ranks or Ranks()
         P, device = len(seeds), parameters.device
         recipes = variants or [recipe] * P
         self.model, self.recipe, self.schedule, self.device = model, recipe, schedule, device
@@ -81,7 +98,6 @@ class Updater:
         self.layout = Layout.of(model)
         self.parameters = parameters  # (P, N)
         self.optimiser = Optimiser(recipe.optimiser, parameters, multipliers)
-        self.gradient = torch.zeros_like(parameters)
         self.fused = nvidia(device) and parameters.dtype == torch.float32
         stds = [r.regulariser.weight_noise for r in recipes]
         self.noise = noise.Noise(stds, seeds, self.layout.matrices, device)
@@ -93,10 +109,11 @@ class Updater:
             [slice(0, P)] if device.type == "cuda" and P > 1 else [slice(p, p + 1) for p in range(P)]
         )
         self.leaves = [self._leaves(rows) for rows in self.groups]
-        self.gradient_views = [list(self.layout.views(self.gradient[rows]).values()) for rows in self.groups]
-        lanes = recipe.data.lanes
+        self.messages = [self._message(rows) for rows in self.groups]
+        self.lanes = self.ranks.share(recipe.data.lanes)
+        own = self.lanes.stop - self.lanes.start
         self.state: State = tuple(
-            h.detach().to(parameters).expand(P, *h.shape).clone() for h in model.initial_state(lanes)
+            h.detach().to(parameters).expand(P, *h.shape).clone() for h in model.initial_state(own)
         )
         self.tau = torch.zeros((), dtype=torch.int64, device=device)
         kinds = ("nats", "count", "norm", "clipped", "updates")
@@ -110,6 +127,13 @@ class Updater:
         if rows.stop - rows.start == 1:
             views = {name: view[0] for name, view in views.items()}
         return {name: view.detach().requires_grad_() for name, view in views.items()}
+
+    def _message(self, rows: slice) -> Message:
+        P, N = rows.stop - rows.start, self.parameters.shape[1]
+        whole = self.parameters.new_zeros(P * N + 2 * P)
+        gradient = whole[: P * N].view(P, N)
+        views = list(self.layout.views(gradient).values())
+        return Message(whole, gradient, views, whole[P * N :].view(2, P))
 
     def update(self, batches: Sequence[Batch]) -> None:
         """One update of every group that still trains; `batches` holds one for all, or one for each group."""
@@ -126,22 +150,32 @@ class Updater:
         self.tau += 1
 
     def _update(self, number: int, rows: slice, batch: Batch, rate: Tensor) -> None:
-        parameters, gradient, leaves = self.parameters[rows], self.gradient[rows], self.leaves[number]
+        parameters, message, leaves = self.parameters[rows], self.messages[number], self.leaves[number]
+        gradient = message.gradient
         self.noise.add(parameters, self.noisy[rows], rows, self.tau)
         connected = self.dropconnect.draw(rows, self.tau)
         if connected is not None and not self.noise.any:
             self.noisy[rows].copy_(parameters)
         self.dropconnect.apply(self.noisy[rows], connected)
-        masks = noise.dropout_masks(self.model, batch.mask.shape, self.noise.seeds[rows], self.tau)
+        T, B = batch.mask.shape[-2], self.recipe.data.lanes
+        masks = noise.dropout_masks(self.model, T, B, self.noise.seeds[rows], self.tau, self.lanes)
         nats, state = self._forward(leaves, batch, tuple(h[rows] for h in self.state), masks)
-        count = batch.mask.sum((-2, -1)).clamp(min=1)
-        grads = torch.autograd.grad((nats / count).sum(), list(leaves.values()))
+        count = batch.mask.sum((-2, -1))
+        if self.ranks.alone:  # others' counts are known only after the sum
+            count = count.clamp(min=1)
+            loss = nats / count
+        else:
+            loss = nats
+        grads = torch.autograd.grad(loss.sum(), list(leaves.values()))
         with torch.no_grad():
-            for view, g in zip(self.gradient_views[number], grads, strict=True):
+            for view, g in zip(message.views, grads, strict=True):
                 view.copy_(g.view_as(view))
             self.dropconnect.apply(gradient, connected)
+            nats = nats.detach()
+            if not self.ranks.alone:
+                nats, count = self._sum_over_ranks(message, nats, count)
             norm = torch.linalg.vector_norm(gradient, dim=1)
-            good = torch.isfinite(norm) & torch.isfinite(nats.detach())
+            good = torch.isfinite(norm) & torch.isfinite(nats)
             scale = clip_scale(norm, self.clip[rows])
             if self.fused:
                 average = None if self.average is None else (self.average[rows], self._average_weight())
@@ -155,7 +189,15 @@ class Updater:
                 self.optimiser.step(rows, parameters, gradient, rate, self.tau)
             for carried, h in zip(self.state, state, strict=True):
                 carried[rows] = torch.where(good[:, None, None], h.detach(), 0.0)
-            self._account(rows, nats.detach(), count, norm, scale, good)
+            self._account(rows, nats, count, norm, scale, good)
+
+    def _sum_over_ranks(self, message: Message, nats: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Nats and count of all lanes; the message's gradient becomes that of their quotient."""
+        message.totals[0], message.totals[1] = nats, count
+        self.ranks.sum_(message.whole)
+        nats, count = message.totals[0].clone(), message.totals[1].clamp(min=1)
+        message.gradient.div_(count[:, None])
+        return nats, count
 
     def _forward(
         self, leaves: dict[str, Tensor], batch: Batch, state: State, masks: Any
@@ -217,8 +259,18 @@ class Updater:
             total.zero_()
         return [{k: v[p] for k, v in values.items()} for p in range(len(self.bad))]
 
+    def whole_tensors(self) -> dict[str, Tensor]:
+        """Everything that must survive, by name, with the carried states of all ranks' lanes."""
+        lanes = self.recipe.data.lanes
+        states = {f"state.{k}": self.ranks.all_lanes(h, lanes) for k, h in enumerate(self.state)}
+        return {**self.tensors(), **states}
+
+    def own(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of one of `whole_tensors`."""
+        return whole[:, self.lanes] if name.startswith("state.") else whole
+
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that must survive, by name."""
+        """Everything of this process that an update changes, by name."""
         out = {"parameters": self.parameters, "tau": self.tau, "bad": self.bad}
         out |= {f"state.{k}": h for k, h in enumerate(self.state)}
         out |= {f"optimiser.{k}": b for k, b in self.optimiser.buffers.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 from deeprnn.errors import UserError
 from deeprnn.files import open_atomically
 from deeprnn.runs.reading import read_json, regular
+from deeprnn.training.tracking import TRACKERS
 from deeprnn.web.library import LARGEST_JSON, Entry, Library, run_id
 from deeprnn.web.refusals import Fields, Refusal
 from deeprnn.web.summary import MOST_TAGS, clean_tags
@@ -22,7 +23,7 @@ NAME = re.compile(r"[^\W_][\w .,+=()@-]{0,79}")
 # What training and its commands write into a run folder. Anything else belongs to somebody, and stops a deletion.
 FILES = re.compile(
     r"run\.json|recipe\.toml|population\.json|metrics\.jsonl|progress\.jsonl|grid\.json|vocabulary\.json|openings\.json"
-    r"|(best|last|previous)\.(json|safetensors)|ledger\.json|tags\.json|curves\.png|\.lock|\..*\.tmp"
+    r"|(best|last|previous)\.(json|safetensors)|ledger\.json|tags\.json|tracking-\w+\.json|curves\.png|\.lock|\..*\.tmp"
 )
 FOLDERS = re.compile(r"pretrain|start|seed-[\w.+-]+")
 
@@ -131,7 +132,7 @@ def _foreign(folder: Path) -> Iterator[str]:
             if item.is_dir(follow_symlinks=False):
                 if FOLDERS.fullmatch(item.name):
                     yield from (f"{item.name}/{name}" for name in _foreign(Path(item.path)))
-                elif item.name != "tensorboard":
+                elif item.name not in TRACKERS:
                     yield f"{item.name}/"
             elif not FILES.fullmatch(item.name):
                 yield item.name

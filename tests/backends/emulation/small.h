@@ -45,6 +45,7 @@ INLINE float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 constexpr float END = 3.402823466e38f;
 INLINE void touch(const float*) {}
 INLINE void atomicMax(u32* at, u32 x) { *at = max(*at, x); }
+INLINE int __ffs(int x) { return __builtin_ffs(x); }
 INLINE u32 __umulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 INLINE void sincospif(float x, float* s, float* c) { *s = (float)sin(M_PI * x); *c = (float)cos(M_PI * x); }
 

@@ -88,13 +88,14 @@ def why_not_machine_code(cell: CellDescription) -> str | None:
     if PATH == "plain":
         return "as asked for by DEEPRNN_CPU=plain"
     weights = sum(rows * columns for rows, columns in cell.matrices)
-    if (reason := _why_not_llvm()) is None and weights > MOST_WEIGHTS:
+    if (reason := why_not_llvm()) is None and weights > MOST_WEIGHTS:
         return f"a cell of {weights:,} weights, more than {MOST_WEIGHTS:,}, is bound by reading them"
     return reason
 
 
 @lru_cache(maxsize=1)
-def _why_not_llvm() -> str | None:
+def why_not_llvm() -> str | None:
+    """Why no machine code can be made here, None where it can."""
     try:
         version = metadata.version("llvmlite")
         import_module("llvmlite")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda.device import Device, device_of, index_of
-from deeprnn.backends.protocol import Case, Gradients, Inputs, Linear, LinearGradients
+from deeprnn.backends.protocol import Case, Gradients, Inputs, Linear, LinearCase
 from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import CellDescription
 
@@ -76,31 +76,33 @@ class Cuda:
 
     def serves_linear(self, case: Case, entering: Linear, inputs: Inputs) -> bool:
         """Whether the input's product should be taken in one with the loop."""
-        from deeprnn.backends.cuda import linear
+        from deeprnn.backends.cuda.linear import serves
 
-        return linear.serves(case, entering, inputs)
+        return serves(case, entering, inputs)
 
-    def forward_linear(self, case: Case, entering: Linear, inputs: Inputs, keep: bool) -> list[Tensor]:
+    def forward_linear(
+        self, linear: LinearCase, entering: Linear, inputs: Inputs, keep: bool
+    ) -> list[Tensor]:
         """As `forward`, of the input's product."""
-        from deeprnn.backends.cuda import linear
+        from deeprnn.backends.cuda.linear import forward
 
         with current_device(entering.x):
-            return linear.forward(case, entering, inputs, keep)
+            return forward(linear, entering, inputs, keep)
 
     def backward_linear(
         self,
-        case: Case,
+        linear: LinearCase,
         gradients: Sequence[Tensor | None],
         stored: Sequence[Tensor],
         entering: Linear,
         inputs: Inputs,
-        needed: LinearGradients,
-    ) -> LinearGradients:
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
         """The gradients of everything that is wanted."""
-        from deeprnn.backends.cuda import linear
+        from deeprnn.backends.cuda.linear import backward
 
         with current_device(entering.x):
-            return linear.backward(case, gradients, stored, entering, inputs, needed)
+            return backward(linear, gradients, stored, entering, inputs, needed)
 
 
 def why_not_planned(cell: CellDescription, bf16: bool, device: Device) -> str | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 LOCAL_BYTES, REGISTERS = 3, 4  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, _NUM_REGS
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _CLUSTER_DIMENSION
 
 
@@ -73,9 +77,33 @@ def driver_version() -> int:
     return version.value
 
 
+class _Thread(threading.local):
+    """What is known of the thread that asks."""
+
+    device: int | None = None
+    """the GPU whose context was found, or made, current"""
+
+
+_thread = _Thread()
+# The address alone: torch.cuda.current_stream makes an object of it, at ten times the cost.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 def stream_of(device: torch.device) -> int | None:
     """The address of the current stream, None without a GPU: worth asking once for several launches."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    if _raw_stream is None or device.index is None:
+        return torch.cuda.current_stream(device).cuda_stream
+    return _raw_stream(device.index)
+
+
+def allocate(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
+    """Memory for so many bytes each, and where each begins: one allocation instead of several."""
+    ends = list(accumulate(-(-size // 512) * 512 for size in sizes))
+    memory = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+    start = memory.data_ptr()
+    return memory, [start, *(start + end for end in ends[:-1])]
 
 
 @lru_cache(maxsize=1024)
@@ -151,9 +179,15 @@ class Kernel:
             with torch.cuda.device(device):
                 return self.launch(grid, threads, arguments, device, rows, stream)
         stream = stream_of(device) if stream is None else stream
-        ensure_context(current)
+        if _thread.device != current:
+            ensure_context(current)
+            _thread.device = current
         config = self.config(grid, threads, stream or None, rows)
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        status = library().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None)
+        start = library().cuLaunchKernelEx
+        status = start(ctypes.byref(config), self.function, pointers, None)
+        if status == INVALID_CONTEXT:  # another library took it away since this thread's last launch
+            ensure_context(current)
+            status = start(ctypes.byref(config), self.function, pointers, None)
         if status:
             check(status, f"launch of {grid} x {rows} blocks of {threads} threads, cluster {self.cluster}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from deeprnn.backends.cuda.ctext import device_functions, statements
 from deeprnn.backends.cuda.recurrence.schedule import Schedule, lower, slope_of_sent, with_outputs
@@ -20,8 +21,7 @@ from deeprnn.cells.description import CellDescription, Output
 from deeprnn.cells.expressions import Expression, add, constant, in_order, leaf, leaves_of, multiply, replace
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What of a launch changes the code."""
 
     reset: bool = False
@@ -45,9 +45,9 @@ class StageCode:
     """local values that the stage sets"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Code:
-    """The code of a schedule."""
+    """The code of a schedule. `code` makes each once, so that they compare by identity."""
 
     schedule: Schedule
     options: Options

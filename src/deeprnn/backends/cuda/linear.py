@@ -4,12 +4,14 @@ A = x Uᵀ + b before the loop and, after it, the gradients of U, b and every ma
 rows of delta. With many rows on Hopper's tensor cores delta is split into parts once for all of them
 (gemm/outer_products.cu), and the product before the loop is bound by writing A (gemm/short_rows.cu), as accurate as
 fp32 products; else torch's own products serve. Either way autograd sees one operation instead of seven, which is time
-of the host's.
+of the host's. What a call's shapes decide is found once, by its `LinearCase`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +21,15 @@ from deeprnn.backends.cuda.device import device_of, hopper, index_of
 from deeprnn.backends.cuda.driver import driver_version
 from deeprnn.backends.cuda.epilogue import Options
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
+from deeprnn.backends.cuda.gemm.weight_sums import aligned
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
 from deeprnn.backends.cuda.side_stream import SideStream
 from deeprnn.backends.cuda.time_chunks import Chunks, time_chunks
-from deeprnn.backends.gradients import assembled, matrix_gradients
-from deeprnn.backends.protocol import Case, Inputs, Linear, LinearGradients
+from deeprnn.backends.gradients import assembled, matrix_gradients, vector_gradients_of_sums
+from deeprnn.backends.protocol import Case, Inputs, Linear, LinearCase
 from deeprnn.cells.adjoint import adjoint
-from deeprnn.cells.description import CellDescription
 
 FEWEST_ROWS = 2048  # below, torch's product of the input is as fast
 FEWEST_LONG_ROWS = 6144  # the same for the gradient of the input
@@ -35,11 +37,12 @@ LOADS_IN_CAPTURE = 12030  # CUDA 12.3: its drivers load kernels while a graph is
 
 
 def serves(case: Case, entering: Linear, inputs: Inputs) -> bool:
-    """Whether this should serve: fp32 matrices that fit the input and fill A, no parameters of other kinds."""
+    """Whether this should serve: fp32 matrices that fit the input and fill A, no masks."""
     x = entering.x
-    if x.dim() != 3 or inputs.vectors or inputs.streams or case.dtype != torch.float32:
+    if x.dim() != 3 or inputs.streams or case.dtype != torch.float32:
         return False
-    if any(t.dtype != torch.float32 for t in (*entering.tensors, *inputs.states, *inputs.matrices)):
+    given = (*entering.tensors, *inputs.states, *inputs.matrices, *inputs.vectors)
+    if any(t.dtype != torch.float32 for t in given):
         return False
     if any(u.dim() != 2 or u.shape[1] != x.shape[-1] for u in entering.U):
         return False
@@ -50,29 +53,34 @@ def serves(case: Case, entering: Linear, inputs: Inputs) -> bool:
     return all(v.shape == (n,) for v, n in zip(entering.b, wanted, strict=False))
 
 
-def on_tensor_cores(x: Tensor, cell: CellDescription) -> bool:
+@lru_cache(maxsize=4096)
+def on_tensor_cores(linear: LinearCase) -> bool:
     """Whether products are taken on Hopper's tensor cores: many rows, and shapes that the kernels can read."""
-    steps, batch, inner = x.shape
-    if (
-        steps * batch < FEWEST_ROWS
-        or inner % 4
-        or not 8 <= inner <= row_products.SHORT
-        or cell.entry_width % 4
-    ):
+    cell, (steps, batch, inner) = linear.case.cell, linear.shape
+    if steps * batch < FEWEST_ROWS or inner % 4 or not 8 <= inner <= row_products.SHORT:
         return False
-    if not weight_sums.fits(adjoint(cell), steps * batch):
+    if cell.entry_width % 4 or not weight_sums.fits(adjoint(cell), steps * batch):
         return False
-    return x.is_contiguous() and x.data_ptr() % 16 == 0 and hopper(x.device)
+    return hopper(linear.case.device)
 
 
-def forward(case: Case, entering: Linear, inputs: Inputs, keep: bool) -> list[Tensor]:
+def forward(linear: LinearCase, entering: Linear, inputs: Inputs, keep: bool) -> list[Tensor]:
     """A, then the loop."""
-    x, matrix, bias = entering.x, entering.matrix, entering.bias
-    if not on_tensor_cores(x, case.cell):
-        return run.forward(case, inputs._replace(A=entering.A), keep)
+    case = linear.case
+    if not on_tensor_cores(linear):
+        return run.forward(case, inputs._replace(A=_torch_product(entering)), keep)
+    x = aligned(entering.x)
     scan = _scan_ahead(case, x, inputs, keep) if _is_captured(x) else None
-    A = _product(x, matrix, bias, scan)
+    A = _product(x, entering.matrix, entering.bias, scan)
     return run.forward(case, inputs._replace(A=A), keep, scan=scan)
+
+
+def _torch_product(entering: Linear) -> Tensor:
+    """`entering.A`, of plain tensors: one call where `functional.linear` makes several of them."""
+    x, bias = entering.x, entering.bias
+    if bias is None:
+        return entering.A
+    return torch.addmm(bias, x.flatten(0, 1), entering.matrix.t()).view(x.shape[0], x.shape[1], -1)
 
 
 def _scan_ahead(case: Case, x: Tensor, inputs: Inputs, keep: bool) -> MaxAbsScan | None:
@@ -99,42 +107,69 @@ def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, scan: MaxAbsScan | 
 
 
 def backward(
-    case: Case,
+    linear: LinearCase,
     gradients: Sequence[Tensor | None],
     stored: Sequence[Tensor],
     entering: Linear,
     inputs: Inputs,
-    needed: LinearGradients,
-) -> LinearGradients:
-    """The loop, then all sums over its rows."""
-    cell, x = case.cell, entering.x
-    own, fast = adjoint(cell), on_tensor_cores(entering.x, case.cell)
-    gradients, first = run.moved_to_states(cell, gradients[: len(cell.outputs)], stored, inputs)
-    weights = any(t is not None for t in (*needed.U, *needed.b, *needed.matrices))
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """The loop, then all sums over its rows: the gradients of x, U, b, states, matrices and vectors."""
+    case, cell = linear.case, linear.case.cell
+    own, fast, groups = adjoint(cell), on_tensor_cores(linear), _by_group(linear, needed)
+    gradients, first = run.moved_to_states(cell, gradients, stored, inputs)
+    weights = groups.U or groups.b or groups.matrices or groups.vectors
     if fast and weights and stored[0].numel():
-        delta, states, sums, entered = _with_sums(case, gradients, stored, entering, inputs)
+        loop, delta, sums, entered = _with_sums(linear, gradients, stored, entering, inputs)
         d_matrices: Sequence[Tensor | None] = assembled(own, sums)
-        d_U, d_b = entered[0], entered[1] if len(entered) > 1 else None
+        d_U, summed = entered[0], entered[1] if len(entered) > 1 else None
+        states = loop.state_gradients() if groups.states else []
     else:
-        found = run.backward(case, gradients, stored, inputs)
-        delta, states = found
-        entry = delta[..., : cell.entry_width].flatten(0, 1)
-        wanted = [any(t is not None for t in group) for group in (needed.matrices, needed.U, needed.b)]
-        d_matrices = (
-            matrix_gradients(own, delta, stored, inputs) if wanted[0] else [None] * len(cell.matrices)
-        )
-        d_U = entry.mT @ x.flatten(0, 1) if wanted[1] else None
-        d_b = entry.sum(0) if wanted[2] else None
-    heights = [u.shape[0] for u in entering.U]
-    U = [None] * len(heights) if d_U is None else list(d_U.split(heights))
-    b: list[Tensor | None] = [None] * len(entering.b)
-    if d_b is not None and entering.b:
-        parts = d_b.split(heights)
-        b = [*parts, *parts[:1]][: len(entering.b)]
+        delta, states = run.backward(case, gradients, stored, inputs, states=groups.states)
+        rows = delta.flatten(0, 1)
+        entry = rows if own.width == cell.entry_width else rows[:, : cell.entry_width]
+        d_matrices = matrix_gradients(own, delta, stored, inputs) if groups.matrices else []
+        d_U = entry.mT @ entering.x.flatten(0, 1) if groups.U else None
+        summed = rows.sum(0) if groups.vectors else entry.sum(0) if groups.b else None
     d_x = None
-    if needed.x is not None:
-        d_x = _input_gradient(delta[..., : cell.entry_width].flatten(0, 1), entering.matrix, fast).view_as(x)
-    return LinearGradients(d_x, U, b, run.with_first(states, first), d_matrices)
+    if groups.x:
+        entry = delta if own.width == cell.entry_width else delta[..., : cell.entry_width]
+        d_x = _input_gradient(entry.flatten(0, 1), entering.matrix, fast).view_as(entering.x)
+    found = [d_x, *_entered(linear, d_U, summed)]
+    found += run.with_first(states, first) if groups.states else [None] * len(cell.states)
+    found += d_matrices if groups.matrices else [None] * len(cell.matrices)
+    return found + (vector_gradients_of_sums(own, summed) if groups.vectors and summed is not None else [])
+
+
+class _Needed(NamedTuple):
+    """Which kinds of gradients are wanted."""
+
+    x: bool
+    U: bool
+    b: bool
+    states: bool
+    matrices: bool
+    vectors: bool
+
+
+@lru_cache(maxsize=4096)
+def _by_group(linear: LinearCase, needed: tuple[bool, ...]) -> _Needed:
+    cell, flags = linear.case.cell, iter(needed)
+    counts = (1, len(linear.heights), linear.biases, len(cell.states), len(cell.matrices), len(cell.vectors))
+    return _Needed(*(any(tuple(islice(flags, count))) for count in counts))
+
+
+def _entered(linear: LinearCase, d_U: Tensor | None, summed: Tensor | None) -> list[Tensor | None]:
+    """The gradients of every U and b, from those side by side."""
+    heights, biases = linear.heights, linear.biases
+    alone = len(heights) == 1
+    U = [None] * len(heights) if d_U is None else [d_U] if alone else list(d_U.split(heights))
+    if summed is None or not biases:
+        return [*U, *[None] * biases]
+    width = linear.case.cell.entry_width
+    summed = summed if len(summed) == width else summed[:width]
+    b = [summed] if alone else list(summed.split(heights))
+    return [*U, *b, *b[:1]][: len(heights) + biases]
 
 
 class _Chunk(NamedTuple):
@@ -146,21 +181,38 @@ class _Chunk(NamedTuple):
 
 
 def _with_sums(
-    case: Case, gradients: Sequence[Tensor | None], stored: Sequence[Tensor], entering: Linear, inputs: Inputs
-) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-    """delta, the states' gradients, the loop's sums and the input's; those of a chunk beside the loop over the next."""
+    linear: LinearCase,
+    gradients: Sequence[Tensor | None],
+    stored: Sequence[Tensor],
+    entering: Linear,
+    inputs: Inputs,
+) -> tuple[run.BackwardLaunch, Tensor, list[Tensor], list[Tensor]]:
+    """The last loop, delta, the loop's sums and the input's."""
     like = stored[0]
-    delta = like.new_empty(*like.shape[:-1], adjoint(case.cell).width)
-    chunks, side = _chunks(case, gradients, stored, entering, inputs, delta), None
-    if chunks[0].loop.scan is not None:
-        chunks[
-            0
-        ].loop.scan.start()  # before anything goes beside the loop: it would take the loop's processors
+    delta = like.new_empty(*like.shape[:-1], adjoint(linear.case.cell).width)
+    chunks = _chunks(linear, gradients, stored, entering, inputs, delta)
+    if len(chunks) > 1 or _is_captured(delta):
+        _beside(chunks, delta.device)
+        sums, entered = chunks[-1].sums.finish(chunks[-1].delta)
+    else:  # Forking costs the host more than the card would gain: splitting what is there takes a few µs.
+        (chunk,) = chunks
+        if chunk.loop.scan is not None:
+            chunk.loop.scan.start()
+        chunk.loop.launch()
+        sums, entered = chunk.sums.all_at_once(chunk.delta)
+    return chunks[-1].loop, delta, sums, entered
+
+
+def _beside(chunks: Sequence[_Chunk], device: torch.device) -> None:
+    """Every loop; the sums of a chunk, but for the last one, beside the loop over the next."""
+    side = None
+    if chunks[0].loop.scan is not None:  # before anything goes beside the loop: it would take its processors
+        chunks[0].loop.scan.start()
     try:
         for i, chunk in enumerate(chunks):
             if side is not None and i == 1:
                 side.wait_for_mark()
-            side = SideStream(delta.device)
+            side = SideStream(device)
             chunk.loop.launch()
             stream = side.fork()  # the loop leaves processors idle, and nothing here waits for it
             if i > 0:
@@ -175,12 +227,10 @@ def _with_sums(
     finally:  # where a launch failed, too: the side stream may still read these tensors
         if side is not None:
             side.join()
-    sums, entered = chunks[-1].sums.finish(chunks[-1].delta)
-    return delta, chunks[-1].loop.state_gradients(), sums, entered
 
 
 def _chunks(
-    case: Case,
+    linear: LinearCase,
     gradients: Sequence[Tensor | None],
     stored: Sequence[Tensor],
     entering: Linear,
@@ -188,52 +238,46 @@ def _chunks(
     delta: Tensor,
 ) -> list[_Chunk]:
     """The chunks, the last one first, as the loop goes. All memory is taken here."""
-    own, cell = adjoint(case.cell), case.cell
-    plan, found = _time_chunks(case, entering.x), []
+    case, cell, own = linear.case, linear.case.cell, adjoint(linear.case.cell)
+    plan, found = _time_chunks(linear), []
     gradients = [None if g is None else g.contiguous() for g in gradients]
-    outputs = [cell.outputs.index(o) for o in cell.new_states]
+    ones = bool(entering.b or inputs.vectors)
 
     def part(t: Any, a: int, b: int) -> Any:
         return t if t is None or len(plan.chunks) == 1 else t[a:b]
 
     for a, b in reversed(plan.chunks):
-        states = [stored[k][a - 1] for k in outputs] if a else inputs.states
+        states = [stored[cell.outputs.index(o)][a - 1] for o in cell.new_states] if a else inputs.states
         now = inputs._replace(states=states, reset=part(inputs.reset, a, b))
         own_stored = [part(x, a, b) for x in stored]
         own_delta = part(delta, a, b)
         after = delta[b] if b < len(delta) else None
-        loop = run.BackwardLaunch.of(
-            case,
-            [part(g, a, b) for g in gradients],
-            own_stored,
-            now,
-            own_delta,
-            after,
-            a == 0,
-        )
+        own_gradients = [part(g, a, b) for g in gradients]
+        loop = run.BackwardLaunch.of(case, own_gradients, own_stored, now, own_delta, after, a == 0)
         onto = found[0].sums if found else None
-        sums = weight_sums.WeightSums(
-            own,
-            own_stored,
-            now,
-            part(entering.x, a, b),
-            bool(entering.b),
-            plan.free_processors if a else 0,
-            onto,
+        free = plan.free_processors if a else 0
+        x = part(entering.x, a, b)
+        found.append(
+            _Chunk(loop, own_delta, weight_sums.WeightSums(own, own_stored, now, x, ones, free, onto))
         )
-        found.append(_Chunk(loop, own_delta, sums))
     return found
 
 
-def _time_chunks(case: Case, x: Tensor) -> Chunks:
+def _time_chunks(linear: LinearCase) -> Chunks:
     """The chunks in which to go backward: one where units carry more from step to step than delta holds."""
-    steps, batch, inner = x.shape
+    captured = linear.case.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return _time_chunks_of(linear, captured)
+
+
+@lru_cache(maxsize=4096)
+def _time_chunks_of(linear: LinearCase, captured: bool) -> Chunks:
+    case, (steps, batch, inner) = linear.case, linear.shape
     carries = any(node.op == "state" for stage in adjoint(case.cell).stages for node, _ in stage.leaves)
-    if x.device.type != "cuda" or carries:
+    if case.device.type != "cuda" or carries or case.cell.vectors:
         return Chunks(((0, steps),), 0)
-    device = device_of(index_of(x.device))
+    device = device_of(index_of(case.device))
     # A capture that follows a plain call needs kernels of its own then, and older drivers load none meanwhile.
-    captured = _is_captured(x) and driver_version() >= LOADS_IN_CAPTURE
+    captured = captured and driver_version() >= LOADS_IN_CAPTURE
     return time_chunks(case.cell, steps, batch, inner, case.precision == "bf16", device, captured)
 
 

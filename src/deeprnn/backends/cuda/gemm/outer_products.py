@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.device import device_of
-from deeprnn.backends.cuda.driver import Kernel, stream_of
+from deeprnn.backends.cuda.driver import Kernel, allocate, stream_of
 
 ROWS, WIDTH = 64, 128  # rows of a block, columns of the left side a tile: as in outer_products.cu
 MOST_TILES, MOST_MATRICES, MOST_OUTS = 200, 9, 24  # as in outer_products.cu
@@ -220,16 +219,15 @@ class OuterProducts:
         self.job = job = _Job.from_buffer_copy(blank)
         count = self.members * job.blocks * job.columns
         # The last tile may read beyond the last column: what it finds there goes nowhere.
-        parts = torch.empty((2 * count + max(TILES)) * ROWS, dtype=torch.float16, device=x.device)
-        scales = x.new_empty(count + max(TILES))
         # All memory is taken here: the steps may run on another stream, beside what is launched after this.
         plan, shapes = self.plan, [(*lead, w.right_end - w.right, w.left_end - w.left) for w in wanted]
         self.outs = [x.new_empty(shape) for shape in shapes] if onto is None else onto.outs
-        partial = x.new_empty(self.members, len(plan.tiles) * plan.splits, plan.columns, WIDTH)
-        self.kept, job.partial, job.add = (parts, scales, partial), partial.data_ptr(), int(onto is not None)
+        sums = self.members * len(plan.tiles) * plan.splits * plan.columns * WIDTH
+        sizes = 2 * (2 * count + max(TILES)) * ROWS, 4 * (count + max(TILES)), 4 * sums
+        self.kept, (job.parts, job.scales, job.partial) = allocate(x.device, *sizes)
+        job.add = int(onto is not None)
         for place, out in zip(job.outs, self.outs, strict=False):
             place.at = out.data_ptr()
-        job.parts, job.scales = parts.data_ptr(), scales.data_ptr()
         for matrix, side in zip(job.matrices, left, strict=False):
             matrix.x, matrix.first = (None if t is None else t.data_ptr() for t in side)
         if reset is not None:
@@ -246,16 +244,17 @@ class OuterProducts:
         """The first step: needs the left side alone. `stream`: the address of another than the current one."""
         self._split(0, self.job.left_columns, stream)
 
-    def finish(self, right: Tensor, stream: int | None = None) -> list[Tensor]:
+    def finish(self, right: Tensor, stream: int | None = None, with_left: bool = False) -> list[Tensor]:
         """The second: right is ([P,] T, B, width); for each wanted block its sums ([P,] right columns, left columns).
 
-        On another stream than the current one, this object and right must outlive what is launched.
+        `with_left`: and the first, in the same launch. On another stream than the current one, this object and right
+        must outlive what is launched.
         """
         job, plan, members = self.job, self.plan, self.members
         job.matrices[len(self.left)].x = right.data_ptr()
         job.matrix_count = len(self.left) + 1
         stream = stream_of(self.device) if stream is None else stream
-        self._split(job.offset, job.columns, stream)
+        self._split(0 if with_left else job.offset, job.columns, stream)
         _, outer, collect = kernels(plan.columns, self.device.index)
         outer.launch(len(plan.tiles) * plan.splits, 384, [job], self.device, members, stream)
         numbers = len(plan.tiles) * plan.columns * WIDTH

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from itertools import accumulate
 
-import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.device import device_of
-from deeprnn.backends.cuda.driver import Kernel, stream_of
+from deeprnn.backends.cuda.driver import Kernel, allocate, stream_of
 from deeprnn.backends.cuda.gemm.outer_products import multiply_macro
 
 ROWS, ROWS_SHORT, DEPTH, STAGES = 128, 64, 64, 3  # as in long_rows.cu and short_rows.cu
@@ -77,14 +75,6 @@ def kernels(width: int, inner: int, device: int) -> tuple[Kernel, Kernel]:
     code = nvrtc.cubin("gemm/short_rows.cu" if short else "gemm/long_rows.cu", macros(width, inner), "sm_90a")
     name = "split" if short else "split_matrix"
     return Kernel(code, name, device), Kernel(code, "rows_times", device, shared(width, inner))
-
-
-def allocate(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
-    """Memory for so many bytes each, and where each begins: one allocation instead of several."""
-    ends = list(accumulate(-(-size // 512) * 512 for size in sizes))
-    memory = torch.empty(ends[-1], dtype=torch.uint8, device=device)
-    start = memory.data_ptr()
-    return memory, [start, *(start + end for end in ends[:-1])]
 
 
 def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:

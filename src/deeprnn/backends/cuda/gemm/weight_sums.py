@@ -60,23 +60,27 @@ def _layout(
     blocks, entered = [], []
     for vector in vectors:
         if vector.kind != "state" and not entered and (entering or with_bias):
-            at = _entered(entered, at, entering, with_bias, cell.entry_width)
+            at = _entered(entered, at, entering, with_bias, own)
         starts[vector] = at
         at += cell.size_of(vector)
     if not entered and (entering or with_bias):
-        _entered(entered, at, entering, with_bias, cell.entry_width)
+        _entered(entered, at, entering, with_bias, own)
     for p in shared_products(own):
         start = starts[p.vector]
         blocks.append(SumBlock(start, start + cell.size_of(p.vector), p.start, p.start + p.width))
     return vectors, (*blocks, *entered), len(blocks)
 
 
-def _entered(blocks: list[SumBlock], at: int, entering: int, with_bias: bool, width: int) -> int:
-    """The sums for the input's weights and biases, whose columns begin at `at`; where those end."""
-    for own in (entering, int(with_bias)):
-        if own:
-            blocks.append(SumBlock(at, at + own, 0, width))
-            at += own
+def _entered(blocks: list[SumBlock], at: int, entering: int, with_bias: bool, own: Adjoint) -> int:
+    """The sums for the input's weights and biases, whose columns begin at `at`; where those end.
+
+    Where the cell has vectors, whose gradients are sums of delta as well, they lie beyond those of the biases.
+    """
+    width = own.cell.entry_width
+    for count, end in ((entering, width), (int(with_bias), own.width if own.cell.vectors else width)):
+        if count:
+            blocks.append(SumBlock(at, at + count, 0, end))
+            at += count
     return at
 
 
@@ -93,7 +97,7 @@ class WeightSums:
         free_processors: int = 0,
         onto: WeightSums | None = None,
     ) -> None:
-        """`free_processors`, `onto`: see `OuterProducts`."""
+        """`with_bias`: of delta itself too. `free_processors`, `onto`: see `OuterProducts`."""
         self.with_bias = with_bias
         vectors, blocks, self.loop_sums = _layout(own, 0 if x is None else x.shape[-1], with_bias)
         states = [self._left(own, v, stored, inputs) for v in vectors if v.kind == "state"]
@@ -119,7 +123,13 @@ class WeightSums:
 
     def finish(self, delta: Tensor, stream: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
         """The sums of the loop's products, as in `shared_products`; those for the input and the biases."""
-        sums = self.sums.finish(aligned(delta), stream)
+        return self._named(self.sums.finish(aligned(delta), stream))
+
+    def all_at_once(self, delta: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Both steps, in one launch less."""
+        return self._named(self.sums.finish(aligned(delta), with_left=True))
+
+    def _named(self, sums: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         if self.with_bias:
             sums[-1] = sums[-1].squeeze(-1)
         return sums[: self.loop_sums], sums[self.loop_sums :]

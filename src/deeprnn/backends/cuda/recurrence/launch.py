@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,11 +13,10 @@ from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.device import Device, device_of
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.epilogue import Code, Options, code, header
+from deeprnn.backends.cuda.recurrence.parameters import Arguments, parameter_block
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed
 from deeprnn.backends.cuda.recurrence.schedule import Schedule, lower, schedule
-from deeprnn.backends.protocol import Inputs
-from deeprnn.cells.adjoint import adjoint
 from deeprnn.cells.description import CellDescription
 from deeprnn.cells.expressions import leaves_of
 
@@ -85,45 +81,14 @@ def macros_of(plan: KernelPlan, own: Code) -> dict[str, int | str]:
     return {**plan.macros(), "SCANNED": listed(scanned)}
 
 
-@dataclass
-class Arguments:
-    """The tensors of a launch; None where the direction has none."""
-
-    inputs: Inputs
-    stored: Sequence[Tensor]
-    initial_vectors: Sequence[Tensor | None] = ()
-    gradients: Sequence[Tensor | None] = ()
-    delta: Tensor | None = None
-    initial_sums: Sequence[Tensor | None] = ()
-    initial_locals: Sequence[Tensor | None] = ()
-    locals: Sequence[Tensor | None] = ()
-    """where the tensor-core kernel keeps local values; the others have them in registers"""
-    after: Tensor | None = None
-    scanned: Sequence[int] = (0, 0)
-    """addresses of what a scan for the largest magnitudes found"""
-    scratch: list[Tensor] = field(default_factory=list)
-    """memory that the kernel needs while it runs"""
-
-
 def launch(ready: Prepared, arguments: Arguments) -> None:
     """Fill the parameter block and launch, on the current stream."""
     stored, plan = arguments.stored[0], ready.plan
     members = stored.shape[0] if stored.dim() == 4 else 1
     groups = -(-stored.shape[-2] // plan.rows)
     blocks, *exchange = _grid(plan, groups * members, stored.device, arguments.scratch)
-    block = parameter_block(ready, arguments, stored, groups, exchange)
+    block = parameter_block(ready.code, arguments, stored, groups, exchange)
     ready.kernel.launch(blocks, plan.threads, [block], stored.device)
-
-
-def parameter_block(
-    ready: Prepared, arguments: Arguments, like: Tensor, groups: int = 1, exchange: Sequence[int] = (0, 0, 0)
-) -> ctypes.Array:
-    """`Params` of params.cuh: all its fields have eight bytes. `like` is ([P,] T, B, any)."""
-    fields = [*_matrix_fields(ready, arguments.inputs), *_tensor_fields(ready, arguments)]
-    fields += [*like.shape[-3:-1], groups, *exchange]
-    fields += [*_pointers(arguments.locals, max(1, len(ready.code.slots))), _pointer(arguments.after)]
-    fields += arguments.scanned
-    return (ctypes.c_int64 * len(fields))(*fields)
 
 
 def _grid(
@@ -145,68 +110,7 @@ def _grid(
     return items * plan.cluster, exchange.data_ptr(), 0, 0
 
 
-def _matrix_fields(ready: Prepared, inputs: Inputs) -> list[int]:
-    """Each piece of each matrix: address, strides of member, output unit and inner unit."""
-    backward, fields = ready.schedule.backward, []
-    pieces = max(len(m.pieces) for m in ready.schedule.matrices)
-    for matrix in ready.schedule.matrices:
-        for piece in (*matrix.pieces, *[None] * (pieces - len(matrix.pieces))):
-            if piece is None:
-                fields += [0, 0, 0, 0]
-                continue
-            tensor = inputs.matrices[piece.matrix]
-            *member, row, column = tensor.stride()
-            start = tensor.data_ptr() + 4 * (piece.rows.start * row + piece.column * column)
-            own = row * piece.rows.step
-            strides = (column, own) if backward else (own, column)
-            fields += [start, member[0] if member else 0, *strides]
-    return fields
-
-
-def _tensor_fields(ready: Prepared, arguments: Arguments) -> list[int]:
-    cell, depth = ready.schedule.cell, len(ready.schedule.stages)
-    inputs, slots = arguments.inputs, max(1, len(ready.code.slots))
-    count = len(cell.outputs) + len(adjoint(cell).saved)
-    vectors, streams = inputs.vectors or [None], inputs.streams or [None]
-    fields = [
-        _pointer(inputs.A),
-        *_pointers(arguments.stored, count),
-        *_pointers(arguments.gradients, len(cell.outputs)),
-        _pointer(arguments.delta),
-        *map(_pointer, inputs.states),
-        *_pointers(arguments.initial_vectors, depth),
-        *_pointers(arguments.initial_sums, depth),
-        *_pointers(arguments.initial_locals, slots),
-        *map(_pointer, vectors),
-        *map(_pointer, streams),
-        _pointer(inputs.reset),
-    ]
-    own = 0 if inputs.members is None else 1
-    fields += [_stride(inputs.A, own), *(_stride(x, own) for x in inputs.states)]
-    fields += [
-        *(_stride(x, own) for x in arguments.initial_vectors),
-        *[0] * (depth - len(arguments.initial_vectors)),
-    ]
-    fields += [_stride(x, own) for x in vectors]
-    fields += [_stride(x, own) for x in streams]
-    fields += [0 if x is None or x.dim() < 3 + own else x.stride(own) for x in streams]
-    reset = inputs.reset
-    return [*fields, 0 if reset is None or reset.dim() == 2 else reset.stride(0)]
-
-
-def _pointer(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
-
-
-def _pointers(tensors: Sequence[Tensor | None], count: int) -> list[int]:
-    return [*map(_pointer, tensors), *[0] * (count - len(tensors))]
-
-
-def _stride(x: Tensor | None, own: int) -> int:
-    """From one member to the next."""
-    return x.stride(0) if own and x is not None else 0
-
-
+@lru_cache(maxsize=1024)
 def sent_states(cell: CellDescription, backward: bool, strict: bool = True) -> dict[int, int]:
     """For each kernel stage whose vector is made of a state: that state."""
     order = {stage.stage: k for k, stage in enumerate(schedule(cell, backward, strict).stages)}

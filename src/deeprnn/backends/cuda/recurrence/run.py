@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,15 +13,9 @@ from torch import Tensor
 from deeprnn.backends import plain
 from deeprnn.backends.cuda.device import device_of
 from deeprnn.backends.cuda.epilogue import Options
-from deeprnn.backends.cuda.recurrence.launch import (
-    Arguments,
-    Prepared,
-    launch,
-    prepare,
-    prepare_plan,
-    sent_states,
-)
+from deeprnn.backends.cuda.recurrence.launch import Prepared, launch, prepare, prepare_plan, sent_states
 from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan, ScanShape, scanned_stages
+from deeprnn.backends.cuda.recurrence.parameters import Arguments
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan
 from deeprnn.backends.cuda.recurrence.schedule import lower, slope_of_sent
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
@@ -30,6 +25,8 @@ from deeprnn.cells.description import CellDescription, Output
 from deeprnn.cells.expressions import Expression, constant, fold, leaf, leaves_of
 from deeprnn.cells.functions import FUNCTIONS
 
+ONE = constant(1.0)
+
 
 def forward(
     case: Case, inputs: Inputs, keep: bool, plan: KernelPlan | None = None, scan: MaxAbsScan | None = None
@@ -37,7 +34,7 @@ def forward(
     """Every output of every step, and with `keep` what the backward pass needs. `scan`: started before."""
     assert inputs.A is not None
     cell, lead = case.cell, inputs.A.shape[:-1]
-    stored = [inputs.A.new_empty((*lead, n)) for n in plain.stored_sizes(cell, keep)]
+    stored = [inputs.A.new_empty((*lead, n)) for n in _stored_sizes(cell, keep)]
     if stored[0].numel() == 0:
         return stored
     inputs = dense(inputs)
@@ -65,8 +62,9 @@ def backward(
     stored: Sequence[Tensor],
     inputs: Inputs,
     plan: KernelPlan | None = None,
+    states: bool = True,
 ) -> Gradients:
-    """The gradients of pre-activations and first states."""
+    """The gradients of pre-activations and, where `states` are wanted, of the first ones."""
     like = stored[0]
     delta = like.new_empty(*like.shape[:-1], adjoint(case.cell).width)
     if delta.numel() == 0:
@@ -76,7 +74,7 @@ def backward(
     if chunk.scan is not None:
         chunk.scan.start()
     chunk.launch()
-    return Gradients(delta, with_first(chunk.state_gradients(), first))
+    return Gradients(delta, with_first(chunk.state_gradients(), first) if states else [])
 
 
 @dataclass
@@ -142,6 +140,9 @@ class BackwardLaunch:
         return carried
 
 
+_stored_sizes = lru_cache(maxsize=1024)(plain.stored_sizes)
+
+
 def prepared(
     case: Case, inputs: Inputs, like: Tensor, options: Options, backward: bool, plan: KernelPlan | None = None
 ) -> Prepared:
@@ -193,7 +194,7 @@ def dense(inputs: Inputs) -> Inputs:
 
 
 def _dense(x: Tensor, own: int) -> Tensor:
-    return x if x.dim() > own and x[0].is_contiguous() else x.contiguous()
+    return x if x.is_contiguous() or (x.dim() > own and x[0].is_contiguous()) else x.contiguous()
 
 
 def rounded(inputs: Inputs, case: Case, ready: Prepared) -> Inputs:
@@ -240,7 +241,7 @@ def state_gradient(
     stages = {state: stage for stage, state in sent_states(cell, True, strict).items()}
     total = sums[stages[i]] if i in stages else None
     slope = slope_of_sent(cell)[i]
-    if total is not None and slope != constant(1.0):
+    if total is not None and slope != ONE:
         total = total * _first(slope, inputs, i)
     if carried is not None:
         total = carried if total is None else total + carried

@@ -51,9 +51,9 @@ class NotScheduled(Exception):
     """A cell that the persistent kernels cannot run; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
-    """One direction of a cell."""
+    """One direction of a cell. `schedule` makes each once, so that they compare by identity."""
 
     cell: CellDescription
     backward: bool

@@ -19,8 +19,8 @@ from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.device import Device, device_of, index_of, nvidia
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.epilogue import Code, Options, code, header
-from deeprnn.backends.cuda.recurrence.launch import Arguments, Prepared, parameter_block, sent_states
-from deeprnn.backends.cuda.recurrence.plans import KernelPlan
+from deeprnn.backends.cuda.recurrence.launch import sent_states
+from deeprnn.backends.cuda.recurrence.parameters import Arguments, parameter_block
 from deeprnn.backends.cuda.recurrence.run import (
     dense,
     inlined_outputs,
@@ -161,8 +161,7 @@ class Loop:
         ]
         self.vectors = [self._vector(like, shape, stage.sent * stage.size) for stage in self.schedule.stages]
         self.weights = [_joined(self.schedule, m, inputs, self.members) for m in self.schedule.matrices]
-        ready = Prepared(_PLAN, own, None)  # type: ignore[arg-type]
-        self.block = parameter_block(ready, arguments, like)
+        self.block = parameter_block(own, arguments, like)
         device = index_of(self.device)
         self.kernels = [load_kernel(own, s, device) for s in range(len(self.schedule.stages))]
         self.arguments = arguments  # kept: the kernels read at their addresses
@@ -229,5 +228,4 @@ def _joined(schedule: Schedule, matrix, inputs: Inputs, members: int) -> Tensor:
     return whole.expand(members, *whole.shape[-2:]) if whole.dim() == 2 else whole
 
 
-_PLAN = KernelPlan(1, THREADS, 1, 0, False, 0.0)
 BACKEND = Stepwise()

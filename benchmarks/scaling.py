@@ -1,0 +1,288 @@
+"""What more processes and machines give: measured here, modelled, and the model checked by simulation.
+
+    python benchmarks/scaling.py measure results/scaling/cpu.json      # updates and all-reduces of 1 and 2 processes
+    python benchmarks/scaling.py model results/scaling/cpu.json results/scaling/model.json docs/images/scaling.png
+
+One run on n processes: an update takes compute(lanes / n) + allreduce(n, bytes). compute(B) = fixed + B * each, fitted
+to updates of one process; allreduce is what two processes here measure, or α + 2 (n - 1) / n * bytes / β for a network.
+A sweep of K trials on m machines: K / m trials after each other, and at the end a wait for the last one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from deeprnn.files import write_atomically, write_json
+from deeprnn.runs.folder import commit, environment
+from deeprnn.training.loop import Trainer
+from deeprnn.training.ranks import Ranks, joined
+from deeprnn.training.recipe import DataPart, ModelPart, Recipe, RegulariserPart
+
+CHUNK, HIDDEN, PITCHES = 50, 200, 88
+LANES = (2, 4, 8, 16, 32, 64, 128)
+ROUNDS = 25
+NETWORKS = {  # assumed, not measured: latency α in µs of an all-reduce, bandwidth β in bytes per µs
+    "NVLink, one machine": (15.0, 200_000.0),
+    "InfiniBand, one rack": (30.0, 40_000.0),
+    "10 Gbit Ethernet": (100.0, 1_100.0),
+}
+
+
+# ---- measuring
+
+
+def trainer(lanes: int, ranks: Ranks) -> Trainer:
+    """An RNN of the size the paper gives to music, on random frames."""
+    from deeprnn.data.music import MusicData, Songs
+
+    rng = np.random.default_rng(0)
+    songs = [(rng.random((CHUNK, PITCHES)) < 0.05).astype(np.uint8) for _ in range(2 * lanes)]
+    data = MusicData(
+        "random", {name: Songs.pack(songs, PITCHES) for name in ("train", "valid", "test")}, None
+    )
+    recipe = Recipe(
+        data=DataPart(name="random", chunk=CHUNK, lanes=lanes),
+        model=ModelPart(hidden=(HIDDEN,)),
+        regulariser=RegulariserPart(),
+    )
+    return Trainer(recipe, data, ranks=ranks)
+
+
+def least_us(call, ranks: Ranks) -> float:
+    """µs of a call, the least of many rounds: others use the machine too, and what they take is not ours."""
+    call()
+    times = []
+    for _ in range(ROUNDS):
+        ranks.most(0.0)
+        began = time.perf_counter()
+        call()
+        times.append(ranks.most(1e6 * (time.perf_counter() - began)))
+    return min(times)
+
+
+def measure_here(ranks: Ranks) -> dict[str, list[float]]:
+    """µs of an update by all lanes, and of an all-reduce of its message."""
+    torch.set_num_threads(1)
+    out: dict[str, list[float]] = {"update_us": [], "allreduce_us": []}
+    for lanes in LANES:
+        one = trainer(lanes, ranks)
+        batches = [plan[0] for plan in one.plans(1)]
+        out["update_us"].append(least_us(lambda one=one, b=batches: one.updater.update(b), ranks))
+        message = one.updater.messages[0].whole.clone()
+        out["allreduce_us"].append(0.0 if ranks.alone else least_us(lambda m=message: ranks.sum_(m), ranks))
+        out["bytes"] = [4 * message.numel()]
+    return out
+
+
+def measure(place: Path) -> None:
+    """One process, then two that share the lanes; this machine's figures as JSON."""
+    runs = {}
+    for count in (1, 2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = ["--nproc-per-node", str(count), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+        command = [sys.executable, "-m", "torch.distributed.run", *words, __file__, "worker"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
+        runs[str(count)] = json.loads(done.stdout.strip().splitlines()[-1])
+    write_json(
+        place,
+        {
+            "what": f"RNN of {HIDDEN} units, {PITCHES} inputs and outputs, chunks of {CHUNK} steps, fp32, SGD",
+            "machine": "2 cores, CPU",
+            "load": os.getloadavg()[0],
+            "commit": commit(),
+            "versions": environment("cpu"),
+            "lanes": LANES,
+            "processes": runs,
+        },
+    )
+
+
+# ---- the model
+
+
+def fit(lanes: list[int], update_us: list[float]) -> tuple[float, float]:
+    """compute(B) = fixed + B * each, by least squares of relative errors."""
+    weight = 1 / np.asarray(update_us)
+    system = np.stack([np.ones(len(lanes)), np.asarray(lanes)], 1) * weight[:, None]
+    fixed, each = np.linalg.lstsq(system, np.ones(len(lanes)), rcond=None)[0]
+    return float(max(fixed, 0.0)), float(each)
+
+
+def update_us(n: int, lanes: int, fixed: float, each: float, reduce_us: float) -> float:
+    """An update of `lanes` on n processes: the busiest has one lane more where they do not divide evenly."""
+    return fixed + math.ceil(lanes / n) * each + (reduce_us if n > 1 else 0.0)
+
+
+def network_us(n: int, size: int, alpha: float, beta: float) -> float:
+    """A ring all-reduce: latency, and each byte sent and received once less a share."""
+    return 0.0 if n == 1 else alpha + 2 * (n - 1) / n * size / beta
+
+
+def break_even(fixed: float, each: float, reduce_us: float) -> float:
+    """The lanes from which two processes are faster than one: B * each / 2 > all-reduce."""
+    return 2 * reduce_us / each
+
+
+def h200(place: Path) -> list[dict]:
+    """A layer of 400 units with two transition layers over 200 steps, its batch split over GPUs.
+
+    Times of one GPU are measured (`h200-measure.json`); the all-reduce is that of the assumed network.
+    """
+    rows = [r for r in json.loads(place.read_text())["rows"] if r["peer"] == "ours" and r["hidden"] == 400]
+    us = {r["batch"]: r["steps"] * r["train_us"] for r in rows}
+    size = 4 * (88 * 2 * 400 + 3 * 400 * 400 + 2 * 400)  # DT(S): two products, a shortcut, inputs to both
+    alpha, beta = NETWORKS["NVLink, one machine"]
+    out = []
+    for batch in us:
+        for share in (share for share in us if share <= batch):
+            n = batch // share
+            total = us[share] + network_us(n, size, alpha, beta)
+            out.append({"batch": batch, "gpus": n, "update_us": total, "times_faster": us[batch] / total})
+    return out
+
+
+# ---- simulation
+
+
+def simulate_updates(n: int, lanes: int, fixed: float, each: float, reduce_us: float, jitter: float) -> float:
+    """Mean µs of 2,000 updates in which every process takes its own time and all wait for the slowest."""
+    rng = np.random.default_rng(n)
+    share = fixed + math.ceil(lanes / n) * each
+    own = share * rng.lognormal(-(jitter**2) / 2, jitter, (2000, n))
+    return float(own.max(1).mean()) + (reduce_us if n > 1 else 0.0)
+
+
+def straggling(n: int, jitter: float) -> float:
+    """The expected slowest of n: exp(σ √(2 ln n)) is the usual bound for log-normal times."""
+    return math.exp(jitter * math.sqrt(2 * math.log(n)) - jitter**2 / 2) if n > 1 else 1.0
+
+
+def simulate_sweep(trials: int, machines: int, mean: float, spread: float) -> float:
+    """Makespan of trials of log-normal length, each taken by the machine that is free first; mean of 200 sweeps."""
+    rng, spans = np.random.default_rng(machines), []
+    for _ in range(200):
+        free = np.zeros(machines)
+        for length in rng.lognormal(math.log(mean) - spread**2 / 2, spread, trials):
+            free[free.argmin()] += length
+        spans.append(free.max())
+    return float(np.mean(spans))
+
+
+def sweep_time(trials: int, machines: int, mean: float, spread: float) -> float:
+    """The model: the work's share, and half of the longest trial of a round while others have ended."""
+    if machines == 1:
+        return trials * mean
+    longest = mean * straggling(min(machines, trials), spread)
+    return max(trials * mean / machines + longest / 2, longest)
+
+
+def model(measured: Path, place: Path, picture: Path) -> None:
+    """Compare model, simulation and measurement, and draw them."""
+    data = json.loads(measured.read_text())
+    one, two = data["processes"]["1"], data["processes"]["2"]
+    lanes, size = data["lanes"], one["bytes"][0]
+    fixed, each = fit(lanes, one["update_us"])
+    reduce_us = statistics.median(two["allreduce_us"])
+    points = [
+        {
+            "lanes": B,
+            "one_us": a,
+            "two_us": b,
+            "one_model_us": update_us(1, B, fixed, each, 0),
+            "two_model_us": update_us(2, B, fixed, each, reduce_us),
+            "two_simulated_us": simulate_updates(2, B, fixed, each, reduce_us, 0.1),
+        }
+        for B, a, b in zip(lanes, one["update_us"], two["update_us"], strict=True)
+    ]
+    networks = [
+        {
+            "network": name,
+            "alpha_us": alpha,
+            "allreduce_2_us": network_us(2, size, alpha, beta),
+            "break_even_lanes_this_cpu": break_even(fixed, each, network_us(2, size, alpha, beta)),
+            "break_even_us_of_an_update": 2 * network_us(2, size, alpha, beta),
+        }
+        for name, (alpha, beta) in NETWORKS.items()
+    ]
+    sweeps = [
+        {
+            "machines": m,
+            "model": sweep_time(1000, m, 1.0, 0.5),
+            "simulated": simulate_sweep(1000, m, 1.0, 0.5),
+        }
+        for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    ]
+    write_json(
+        place,
+        {
+            "measured": measured.name,
+            "commit": commit(),
+            "versions": environment("cpu"),
+            "fixed_us": fixed,
+            "each_lane_us": each,
+            "allreduce_us": reduce_us,
+            "bytes": size,
+            "break_even_lanes": break_even(fixed, each, reduce_us),
+            "points": points,
+            "networks_assumed": networks,
+            "sweep_of_1000_trials": sweeps,
+            "h200_layer": h200(Path(__file__).parents[1] / "results" / "bench" / "h200-measure.json"),
+        },
+    )
+    write_atomically(picture, draw(points, sweeps))
+
+
+def draw(points: list[dict], sweeps: list[dict]) -> bytes:
+    """Both comparisons as a PNG."""
+    import io
+
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    B = [p["lanes"] for p in points]
+    for key, label, style in (
+        ("one_us", "one process, measured", "o"),
+        ("one_model_us", "one process, model", "-"),
+        ("two_us", "two processes, measured", "s"),
+        ("two_model_us", "two processes, model", "--"),
+        ("two_simulated_us", "two processes, simulated", ":"),
+    ):
+        left.loglog(B, [p[key] / 1000 for p in points], style, label=label)
+    left.set(xlabel="lanes", ylabel="ms an update", title="One run: RNN of 200 units, 2 cores")
+    m = [s["machines"] for s in sweeps]
+    right.loglog(m, [1000 / s["simulated"] for s in sweeps], "o", label="simulated")
+    right.loglog(m, [1000 / s["model"] for s in sweeps], "-", label="model")
+    right.loglog(m, m, ":", color="grey", label="ideal")
+    right.set(xlabel="machines", ylabel="times faster", title="A sweep of 1,000 trials")
+    for axes in (left, right):
+        axes.legend(frameon=False)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=120)
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "worker":
+        with joined(torch.device("cpu")) as everyone:
+            figures = measure_here(everyone)
+            if everyone.lead:
+                print(json.dumps(figures))
+    elif sys.argv[1] == "measure":
+        measure(Path(sys.argv[2]))
+    else:
+        model(*map(Path, sys.argv[2:5]))

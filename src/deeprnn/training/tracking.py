@@ -1,0 +1,249 @@
+"""Watching a run with a program made for it: TensorBoard, MLflow, Weights & Biases or trackio, behind one protocol.
+
+A tracker mirrors metrics.jsonl. Each has a thread of its own, so that a slow or broken one neither stops nor changes
+the training: it is warned of once and left alone. How far it got lies beside the run (`tracking-NAME.json`), and a
+resumed run sends what is missing into the same tracked run. Everything stays on this machine unless the environment
+says otherwise, by the variables that these programs have for it; no key is ever written by us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import math
+import os
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from deeprnn.errors import MissingExtra, need
+from deeprnn.files import write_json
+from deeprnn.runs.folder import Run
+from deeprnn.runs.reading import read_json
+from deeprnn.training.recipe.continuing import flat
+from deeprnn.training.saving import member_folders
+
+if TYPE_CHECKING:
+    from deeprnn.training.loop import Trainer
+
+logger = logging.getLogger("deeprnn")
+
+TRACKED = ("train", "valid", "rate", "grad_norm", "clipped", "frames_per_second")
+PATIENCE = 20.0
+"""seconds that a tracker has for what is left when the run ends"""
+PROJECT = "deeprnn"
+
+
+class Tracker(Protocol):
+    """Where the numbers of one model go; any method may fail."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers after so many updates."""
+
+    def close(self) -> None:
+        """No more will come now; a resumed run opens it again."""
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """One model as a tracker is told of it."""
+
+    folder: Path
+    """where a tracker keeps its files"""
+    name: str
+    id: str
+    """the same when the run goes on"""
+    settings: Mapping[str, Any]
+
+
+class TensorBoard:
+    """Event files in the run folder."""
+
+    def __init__(self, run: Tracked) -> None:
+        module = need("torch.utils.tensorboard", extra="tensorboard")
+        self.writer = module.SummaryWriter(str(run.folder / run.name))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """One point in each curve."""
+        for key, value in values.items():
+            self.writer.add_scalar(key, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self.writer.close()
+
+
+class MLflow:
+    """A store of files in the run folder, or the server that MLFLOW_TRACKING_URI names."""
+
+    def __init__(self, run: Tracked) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a store without a database
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or run.folder.absolute().as_uri()
+        self.client = need("mlflow", extra="track").MlflowClient(tracking_uri=uri)
+        experiment = self.client.get_experiment_by_name(PROJECT)
+        place = self.client.create_experiment(PROJECT) if experiment is None else experiment.experiment_id
+        before = self.client.search_runs([place], f"tags.deeprnn = '{run.id}'")
+        if before:
+            self.id = before[0].info.run_id
+            self.client.update_run(self.id, status="RUNNING")
+            return
+        self.id = self.client.create_run(place, run_name=run.name, tags={"deeprnn": run.id}).info.run_id
+        for key, value in run.settings.items():
+            self.client.log_param(self.id, key, str(value)[:250])
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """One point in each curve."""
+        for key, value in values.items():
+            self.client.log_metric(self.id, key, value, step=step)
+
+    def close(self) -> None:
+        """Mark the run as ended."""
+        self.client.set_terminated(self.id)
+
+
+class WandB:
+    """Files for `wandb sync` in the run folder; WANDB_MODE=online sends them at once."""
+
+    def __init__(self, run: Tracked) -> None:
+        wandb = need("wandb", extra="track")
+        run.folder.mkdir(parents=True, exist_ok=True)  # wandb would take a temporary one
+        private = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_disable_stats": True}
+        settings = wandb.Settings(silent=True, console="off", **private)
+        self.run = wandb.init(
+            project=PROJECT,
+            id=run.id,
+            name=run.name,
+            dir=str(run.folder),
+            config=dict(run.settings),
+            mode=os.environ.get("WANDB_MODE") or "offline",
+            resume="allow",
+            reinit="create_new",  # members of a population side by side
+            settings=settings,
+        )
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """One point in each curve."""
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.run.finish()
+
+
+class Trackio:
+    """A database in the run folder, or where TRACKIO_DIR says."""
+
+    def __init__(self, run: Tracked) -> None:
+        os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute()))  # read when it is imported
+        name = f"{run.name}-{run.id}"
+        config = dict(run.settings)
+        self.run = need("trackio", extra="track").init(PROJECT, name=name, config=config, resume="allow")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """One point in each curve."""
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.run.finish()
+
+
+TRACKERS: dict[str, Callable[[Tracked], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
+    "trackio": Trackio,
+}
+
+
+def check(names: Sequence[str]) -> None:
+    """Refuse a tracker whose package is not installed, before anything is begun."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            extra = "tensorboard" if name == "tensorboard" else "track"
+            raise MissingExtra(f"--track {name} needs the package {name!r}: pip install 'deeprnn[{extra}]'")
+
+
+class Tracking:
+    """Watches a trainer and tells the trackers of these names."""
+
+    def __init__(self, names: Sequence[str], trainer: Trainer, folder: Path) -> None:
+        self.senders = [_Sender(name, trainer, folder) for name in dict.fromkeys(names)]
+
+    def updated(self, trainer: Trainer) -> None:
+        """Nothing: an epoch is the unit."""
+
+    def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
+        """Every number of the epoch's line."""
+        for sender in self.senders:
+            for member, row in enumerate(rows):
+                if row is not None:
+                    sender.waiting.put((member, row))
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sender in self.senders:
+            sender.waiting.put(None)
+        for sender in self.senders:
+            sender.join(PATIENCE)
+            if sender.is_alive():
+                logger.warning("%s is too slow: it has not been told of every epoch", sender.name)
+
+
+class _Sender(threading.Thread):
+    """Tells one tracker, in its own time."""
+
+    def __init__(self, kind: str, trainer: Trainer, folder: Path) -> None:
+        super().__init__(name=kind, daemon=True)
+        self.state = folder / f"tracking-{kind}.json"
+        self.waiting: queue.SimpleQueue[tuple[int, Mapping[str, Any]] | None] = queue.SimpleQueue()
+        self.id, self.sent = self._sent(len(trainer.members))
+        settings = flat(trainer.recipe.to_dict())
+        self.runs = []
+        for number, (member, home) in enumerate(
+            zip(trainer.members, member_folders(trainer.recipe, folder), strict=True)
+        ):
+            self.runs.append(Tracked(folder / kind, member.name, f"{self.id}-{member.name}", settings))
+            for row in Run(home).metrics():  # what it has not been told of before
+                self.waiting.put((number, row))
+        self.start()
+
+    def _sent(self, members: int) -> tuple[str, list[int]]:
+        """The tracked run's number, and the last step of each member that was sent."""
+        fresh = uuid.uuid4().hex[:12], [-1] * members
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # absent, or nothing of ours
+            before = read_json(self.state, 2**16)
+            sent = [int(step) for step in before["sent"]]
+            if len(sent) == members and str(before["id"]).isalnum():
+                return str(before["id"]), sent
+        return fresh
+
+    def run(self) -> None:
+        """Open the tracker and send, until the end or the first failure."""
+        try:
+            trackers = [TRACKERS[self.name](run) for run in self.runs]
+            while (item := self.waiting.get()) is not None:
+                self._send(trackers, *item)
+            for tracker in trackers:
+                tracker.close()
+        except Exception as error:  # noqa: BLE001  another program's, of any kind; the training is not its business
+            logger.warning(
+                "%s failed (%s: %s): training goes on without it", self.name, type(error).__name__, error
+            )
+
+    def _send(self, trackers: Sequence[Tracker], member: int, row: Mapping[str, Any]) -> None:
+        step = int(row["step"])
+        if step <= self.sent[member]:  # an epoch that is trained again after a kill gives the same numbers
+            return
+        values = {key: float(row[key]) for key in TRACKED if math.isfinite(row.get(key, math.nan))}
+        trackers[member].log({**values, "epoch": float(row["epoch"])}, step)
+        self.sent[member] = step
+        write_json(self.state, {"id": self.id, "sent": self.sent})

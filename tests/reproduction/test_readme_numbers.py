@@ -1,0 +1,191 @@
+"""Every number in the README's results, computed again from the JSON alone: numpy, scipy and json, nothing of ours.
+
+Which runs a cell has is decided here anew as well: Table 1's sizes, the recipe with the best mean on validation among
+those with three seeds, finished runs before those that were cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+stats = pytest.importorskip("scipy.stats")
+ROOT = Path(__file__).parents[2]
+KEYS = {"nottingham": "nats_per_frame", "jsb": "nats_per_frame", "musedata": "nats_per_frame", "ptb-char": "bpc",
+        "ptb-word": "perplexity"}  # fmt: skip
+TITLES = {"Nottingham": "nottingham", "JSB Chorales": "jsb", "MuseData": "musedata", "PTB characters": "ptb-char",
+          "PTB words": "ptb-word"}  # fmt: skip
+LABELS = {"RNN": "rnn", "DT(S)-RNN": "dts", "DOT(S)-RNN": "dots", "sRNN": "srnn", "DOT(S)-RNN*": "dots-star",
+          "DT-RNN": "dt", "DO-RNN": "do", "DOT-RNN": "dot", "sDT(S)-RNN": "sdts", "DT(S)-RNN, depth 3": "dts3",
+          "DT(S)-RNN, depth 4": "dts4"}  # fmt: skip
+SIZES = {  # Table 1: state, transition, output; of an sRNN its level
+    "nottingham": {"rnn": [600], "dts": [400, 400], "dots": [400, 400, 400], "srnn": [400]},
+    "jsb": {"rnn": [200], "dts": [400, 400], "dots": [400, 400, 400], "srnn": [400]},
+    "musedata": {"rnn": [600], "dts": [400, 400], "dots": [400, 400, 400], "srnn": [600]},
+    "ptb-char": {"rnn": [600], "dts": [400, 400], "dots": [400, 400, 600], "srnn": [400]},
+    "ptb-word": {"rnn": [200], "dts": [200, 200], "dots": [200, 200, 200], "srnn": [400]},
+}
+PAPER = {
+    "nottingham": {"rnn": 3.225, "dts": 3.206, "dots": 3.215, "srnn": 3.258, "dots-star": 2.95},
+    "jsb": {"rnn": 8.338, "dts": 8.278, "dots": 8.437, "srnn": 8.367, "dots-star": 7.92},
+    "musedata": {"rnn": 6.990, "dts": 6.988, "dots": 6.973, "srnn": 6.954, "dots-star": 6.59},
+    "ptb-char": {"rnn": 1.414, "dts": 1.409, "dots": 1.386, "srnn": 1.412},
+    "ptb-word": {"rnn": 117.7, "dts": 112.0, "dots": 107.5, "srnn": 110.0},
+}
+
+Runs = list[dict[str, Any]]
+
+
+def cut(run: dict[str, Any]) -> bool:
+    return "minutes" in run["stopped"]
+
+
+def score(run: dict[str, Any], split: str = "test", key: str = "") -> float:
+    return run["result"][split][key or KEYS[run["data"]["name"]]]
+
+
+def of_size(run: dict[str, Any]) -> bool:
+    sizes, model = SIZES[run["data"]["name"]].get(run["model"]), run["recipe"]["model"]
+    if sizes is None:
+        return True
+    levels = 2 if run["model"] == "srnn" else 1
+    return [model["hidden"][0], *model["intermediate"], *model["output_hidden"]] == sizes and len(
+        model["hidden"]
+    ) == levels
+
+
+@pytest.fixture(scope="module")
+def ledger() -> dict[tuple[str, str], Runs]:
+    """The runs of every data set and model that the table is about, in order of seeds."""
+    groups: dict[tuple[str, str], dict[str, dict[int, Any]]] = defaultdict(lambda: defaultdict(dict))
+    for path in sorted((ROOT / "results" / "runs").glob("*.json")):
+        run = json.loads(path.read_text())
+        if of_size(run):
+            recipe = {k: v for k, v in run["recipe"].items() if k not in ("seeds", "save", "evaluation")}
+            first = {
+                k: v
+                for k, v in (run["first_stage"] or {}).items()
+                if k not in ("seeds", "save", "evaluation")
+            }
+            seeds = groups[run["data"]["name"], run["model"]][json.dumps([recipe, first], sort_keys=True)]
+            if run["seed"] not in seeds or cut(seeds[run["seed"]]):
+                seeds[run["seed"]] = run
+    best = {}
+    for cell, recipes in groups.items():
+        enough = [list(dict(sorted(r.items())).values()) for r in recipes.values() if len(r) >= 3]
+        best[cell] = min(enough, key=lambda runs: np.mean([score(r, "valid") for r in runs]))
+    return best
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[list[str]]:
+    """The cells of every table row in the results."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = text[text.index("<!-- results:begin -->") : text.index("<!-- results:end -->")]
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip().replace("**", "").replace("−", "-") for cell in line] for line in lines]
+
+
+def spread(values: list[float], places: int) -> str:
+    return f"{np.mean(values):.{places}f} ± {np.std(values, ddof=1):.{places}f}"
+
+
+def holm(p: list[float]) -> list[float]:
+    order = np.argsort(p)
+    raised = np.maximum.accumulate([min(1.0, (len(p) - i) * p[k]) for i, k in enumerate(order)])
+    return [float(raised[list(order).index(k)]) for k in range(len(p))]
+
+
+def paired(
+    ledger: dict[tuple[str, str], Runs], data: str, models: tuple[str, ...]
+) -> tuple[str, Any, np.ndarray]:
+    """Of the deep models the best on validation, its test against the RNN's, and the differences."""
+    model = min(models, key=lambda m: np.mean([score(r, "valid") for r in ledger[data, m]]))
+    shallow = {r["seed"]: score(r) for r in ledger[data, "rnn"]}
+    both = [(score(r), shallow[r["seed"]]) for r in ledger[data, model]]
+    gaps = np.array([a - b for a, b in both])
+    return model, stats.ttest_rel(*zip(*both, strict=True)), gaps
+
+
+def test_tables_2_and_3(ledger, rows):
+    wide = [r for r in rows if r[0] in TITLES and "better at" in r[-1]]
+    assert len(wide) == 5
+    for row in wide:
+        data = TITLES[row[0]]
+        places = 1 if data == "ptb-word" else 3
+        for model, text in zip(PAPER[data], row[1:-1], strict=True):
+            value = PAPER[data][model]
+            printed = f"{value:.{2 if model == 'dots-star' else places}f}"
+            assert text == f"{spread([score(r) for r in ledger[data, model]], places)} ({printed})", (
+                data,
+                model,
+            )
+    (stripped,) = [r for r in rows if r[0] == "PTB characters, stripped"]
+    for model, text in zip(PAPER["ptb-char"], stripped[1:-1], strict=True):
+        assert text == spread([score(r, key="bpc_stripped") for r in ledger["ptb-char", model]], 3)
+
+
+@pytest.mark.parametrize("models", [("dts", "dots", "srnn"), ("dots-star",)])
+def test_verdicts(ledger, rows, models):
+    labels = {short: name for name, short in LABELS.items()}
+    wide = [r for r in rows if r[0] in TITLES and "better at" in r[-1]]
+    wide = [r for r in wide if (TITLES[r[0]], models[0]) in ledger]
+    tests = [paired(ledger, TITLES[r[0]], models) for r in wide]
+    corrected = holm([test.pvalue for _, test, _ in tests])
+    for row, (model, test, gaps), p in zip(wide, tests, corrected, strict=True):
+        places = 1 if TITLES[row[0]] == "ptb-word" else 3
+        low, high = test.confidence_interval(0.95)
+        says = (f"{labels[model]} {gaps.mean():+.{places}f} (95 %: {low:+.{places}f} to {high:+.{places}f}), better at "
+                f"{(gaps < 0).sum()} of {len(gaps)} seeds, p = {test.pvalue:.2g}, Holm {p:.2g}")  # fmt: skip
+        assert says in row[-1], row[0]
+        if models != ("dots-star",):
+            word = "not shown" if p >= 0.05 else "shown" if gaps.mean() < 0 else "the RNN is better"
+            assert row[-1].startswith(f"{word}: "), row[0]
+            behind = all((paired(ledger, TITLES[row[0]], (m,))[2] > 0).all() for m in models)
+            assert ("at every seed" in row[-1]) == behind, row[0]
+
+
+def test_every_cell(ledger, rows):
+    details = [r for r in rows if len(r) == 9 and r[0] in TITLES]
+    assert len(details) == 23
+    for row in details:
+        data, model = TITLES[row[0]], LABELS[row[1]]
+        runs, places = ledger[data, model], 1 if data == "ptb-word" else 3
+        values = [score(r) for r in runs]
+        best = score(min(runs, key=lambda r: score(r, "valid")))
+        share = 100 * (np.mean(values) / PAPER[data][model] - 1)
+        assert row[3:5] == [spread(values, places), str(len(runs))]
+        assert row[6:8] == [f"{best:.{places}f}", "0.0 %" if abs(share) < 0.05 else f"{share:+.1f} %"]
+        stages = zip(*([s["epochs"] for s in r["stages"]] for r in runs), strict=True)
+        for text, epochs in zip(row[5].split(" + "), stages, strict=True):
+            known = sorted({e for e in epochs if e is not None})
+            assert [int(n) for n in re.sub(r" \(.*", "", text).split("–") if n != "?"] == known[:1] + known[
+                1:
+            ][-1:]
+            assert ("?" in text or "unknown" in text) == (None in epochs)
+
+
+def test_the_summary_and_the_extra_models(ledger, rows):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    cells = {
+        (d, m): np.mean([score(r) for r in ledger[d, m]]) / v
+        for d, row in PAPER.items()
+        for m, v in row.items()
+    }
+    runs = sum(len(ledger[cell]) for cell in cells)
+    within = sum(ratio <= 1.01 for ratio in cells.values())
+    assert f"{len(cells)} of the paper's 23 cells are measured, by {runs} runs; {within} of them are" in text
+    extra = [r for r in rows if len(r) == 6 and r[0] in TITLES and r[2].replace(",", "").isdigit()]
+    assert len(extra) == sum(model in ("dt", "do", "dot", "sdts", "dts3", "dts4") for _, model in ledger)
+    for row in extra:
+        mine = ledger[TITLES[row[0]], LABELS[row[1]]]
+        marked = any(cut(r) or r["dirty"] for r in mine)
+        assert row[3] == spread([score(r) for r in mine], 3) + "†" * marked
+        assert (int(row[2].replace(",", "")), int(row[4])) == (mine[0]["parameters"], len(mine))
+        assert bool(row[5]) == marked
