@@ -288,7 +288,7 @@ def test_the_core_runs_where_no_extra_is_installed():
 import sys
 
 for name in ("tyro", "rich", "matplotlib", "scipy", "symusic", "music21", "starlette", "uvicorn", "onnx",
-             "onnxscript", "onnxruntime", "numba", "llvmlite", "tensorboard", "IPython"):
+             "onnxscript", "onnxruntime", "numba", "llvmlite", "tensorboard", "IPython", "optuna", "ray"):
     sys.modules[name] = None  # as if it were not installed
 import torch
 import deeprnn

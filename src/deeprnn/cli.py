@@ -20,6 +20,7 @@ from deeprnn.files import NO_ROOM
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo:Demo", "train two models on Bach chorales and hear the result, in a few minutes"),
     "train": ("train:Train", "train a model on a benchmark set, a MIDI folder, a text file or by a recipe"),
+    "sweep": ("sweep:Sweep", "search over recipe fields, on this machine or a cluster"),
     "resume": ("resume:Resume", "go on with an interrupted run, exactly where it stopped"),
     "evaluate": ("evaluate:Evaluate", "score a trained run on a split, in every convention"),
     "runs": ("runs:Runs", "list runs with their results"),

@@ -21,7 +21,7 @@ from tests.torture.attack import REGISTRY, Arena, Attack
 
 ATTACKS = (
     *("kills", "beside", "disk_full", "damage", "mutated_files", "arguments"),
-    *("requests", "hostile_folders", "clients"),
+    *("requests", "hostile_folders", "clients", "sweeps"),
 )
 """the files of this folder that hold attacks"""
 SKIPPED = ("deeprnn.__main__", "deeprnn.bench", "deeprnn.backends.cuda")

@@ -24,7 +24,7 @@ def test_noise_has_its_standard_deviation_and_leaves_biases_alone():
     model = rnn(input_size=88, hidden_size=200, output_size=88, seed=0)
     layout = Layout.of(model)
     parameters = torch.zeros(1, layout.total)
-    views = layout.views(drawn(Noise(0.075, [3], layout.matrices, CPU), parameters, 5)[0])
+    views = layout.views(drawn(Noise([0.075], [3], layout.matrices, CPU), parameters, 5)[0])
     matrices = torch.cat([v.flatten() for v in views.values() if v.dim() == 2])
     assert matrices.numel() == 88 * 200 + 200 * 200 + 200 * 88
     assert matrices.std().item() == pytest.approx(0.075, rel=0.02)
@@ -35,11 +35,11 @@ def test_noise_has_its_standard_deviation_and_leaves_biases_alone():
 
 def test_noise_is_fresh_for_every_update_and_member_and_the_same_in_any_company():
     parameters = torch.zeros(2, 50)
-    both = Noise(1.0, [1, 2], 40, CPU)
+    both = Noise([1.0, 1.0], [1, 2], 40, CPU)
     first, second = drawn(both, parameters, 0), drawn(both, parameters, 1)
     assert not torch.equal(first, second)
     assert not torch.equal(first[0], first[1])
-    alone = drawn(Noise(1.0, [2], 40, CPU), parameters[:1], 1)
+    alone = drawn(Noise([1.0], [2], 40, CPU), parameters[:1], 1)
     assert torch.equal(alone[0], second[1])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deeprnn.training.optimiser import Optimiser, clip_scale
+from deeprnn.training.optimiser import Optimiser, clip_scale, thresholds
 from deeprnn.training.recipe import OptimiserPart
 
 PEERS = {
@@ -48,9 +48,9 @@ def test_members_have_their_own_rates_and_parameters_their_multipliers():
 
 def test_clipping_scales_each_member_by_its_own_norm():
     gradient = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    scale = clip_scale(torch.linalg.vector_norm(gradient, dim=1), 1.0)
+    scale = clip_scale(torch.linalg.vector_norm(gradient, dim=1), thresholds([1.0] * len(gradient)))
     torch.testing.assert_close(scale, torch.tensor([0.2, 1.0, 1.0]))
-    assert clip_scale(torch.tensor([50.0]), 0.0).tolist() == [1.0]
+    assert clip_scale(torch.tensor([50.0]), thresholds([0.0])).tolist() == [1.0]
 
 
 def test_forgetting_clears_one_member_only():

@@ -67,6 +67,22 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     return rest, found
 
 
+def gathered(argv: Sequence[str], option: str) -> list[str]:
+    """The words with those of a repeated option behind its first: `--sweep a --sweep b` is `--sweep a b`."""
+    rest: list[str] = []
+    values: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word != option and not word.startswith(f"{option}="):
+            rest.append(word)
+            continue
+        values += [word.partition("=")[2]] if "=" in word else []
+        while words and not words[0].startswith("--"):
+            values.append(words.pop(0))
+    return [*rest, option, *values] if option in argv or values else rest
+
+
 def typed_names() -> list[str]:
     """Every recipe field as it can be typed."""
     from deeprnn.training.recipe import field_names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Reproduce:
     """auto, cpu or cuda"""
     jobs: int | None = None
     """populations at once (4 on a GPU, 1 on the CPU)"""
+    engine: Literal["local", "ray"] = "local"
+    """this machine, or an existing Ray cluster, whose nodes all reach the run folders and the ledger"""
+    address: str = ""
+    """of the Ray cluster: host:port, ray://host:port or auto"""
     plan: bool = False
     """show the plan and stop"""
     extras: bool = False
@@ -71,6 +76,8 @@ class Reproduce:
             root=root,
             ledger=self.ledger or (root / "ledger" if self.fresh else FOLDER),
             published=self.published if self.fresh else None,
+            engine=self.engine,
+            address=self.address,
         )
         if self.plan:
             console().print(describe(plan_of(settings), settings))

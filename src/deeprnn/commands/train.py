@@ -15,6 +15,7 @@ from deeprnn.commands.reading import Reading
 from deeprnn.commands.recipe_options import (
     MEANT,
     apply,
+    gathered,
     parsed,
     show_fields,
     split_overrides,
@@ -72,6 +73,12 @@ class Train:
     """also write the finished run's entry into this folder"""
     track: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]] = ()
     """watch the run with tensorboard, mlflow, wandb or trackio; may be given several times"""
+    sweep: tuple[str, ...] = ()
+    """search over these fields instead: optimiser.rate=log:0.001..1 model.hidden=[[100],[200]]"""
+    trials: int | None = None
+    """with --sweep: how many"""
+    sampler: Literal["grid", "random", "tpe"] = "tpe"
+    """with --sweep: how they are chosen"""
     quiet: bool = False
     """print nothing but errors"""
     json: bool = False
@@ -84,7 +91,7 @@ class Train:
         """Recipe fields go to the recipe, the rest to this command."""
         from dataclasses import replace
 
-        rest, overrides = split_overrides(argv)
+        rest, overrides = split_overrides(gathered(argv, "--sweep"))
         try:
             command = parse(cls, rest, prog, others=typed_names(), meant=MEANT)
         except SystemExit as end:
@@ -119,6 +126,10 @@ class Train:
         # Read before there is a folder: what cannot be read leaves none behind.
         data = data or load_data(recipe.data)
         stem = f"{Path(recipe.data.name).stem}-{recipe.model.name}"
+        if self.sweep:
+            from deeprnn.commands.sweep import from_train
+
+            return from_train(self, recipe, stem)
         with joined(device) as ranks:
             if ranks.lead and not (self.quiet or self.json):
                 for remark in (*data.remarks, *remarks):

@@ -148,6 +148,6 @@ def sequence_log_probability(log_p: Tensor) -> Tensor:
     return log_p.sum(0)
 
 
-def learning_rate(tau: Tensor, tau_0: Tensor, beta: float, eta: Tensor | float = 1.0) -> Tensor:
+def learning_rate(tau: Tensor, tau_0: Tensor, beta: Tensor | float, eta: Tensor | float = 1.0) -> Tensor:
     """η_τ = η / (1 + max(0, τ − τ_0) / β), with η = 1 in the paper.  Sec. 5.2, footnote."""
     return eta / (1.0 + (tau - tau_0).clamp(min=0) / beta)

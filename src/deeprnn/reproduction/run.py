@@ -18,8 +18,8 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Place, Say, run_job
 from deeprnn.reproduction.plan import Job, Plan, make_plan, spans, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
+from deeprnn.sweeps.engines import ASK, Engine, Wish, make_engine
 from deeprnn.training.recipe import DataPart, Recipe, parse_value
 from deeprnn.training.saving import catch_signals
 
@@ -57,6 +58,9 @@ class Settings:
     overrides: tuple[str, ...] = ()
     root: Path = ROOT
     ledger: Path = FOLDER
+    engine: str = "local"
+    """`ray`: jobs are tasks of a Ray cluster"""
+    address: str = ""
     published: Path | None = None
     """of a rerun with a ledger of its own: the ledger that it is compared with"""
 
@@ -175,7 +179,9 @@ class _Runner:
         self.print = say
         self.waiting = list(plan.jobs)
         self.running: dict[Future[bool], Job] = {}
-        self.processes = settings.jobs > 1 and not settings.device.startswith("cuda")
+        self.on_ray = settings.engine == "ray"
+        self.processes = settings.jobs > 1 and not settings.device.startswith("cuda") and not self.on_ray
+        self.engine: Engine | None = None
 
     def say(self, text: str) -> None:
         """A line with the seconds since the start."""
@@ -184,7 +190,7 @@ class _Runner:
 
     def run(self) -> None:
         """Until nothing runs and nothing can be started."""
-        with self._executor() as pool:
+        with self._engine() as self.engine, self._executor() as pool:
             while True:
                 self._check_clock()
                 while not self.received and len(self.running) < self.settings.jobs and (job := self._ready()):
@@ -206,6 +212,8 @@ class _Runner:
             self.say(f"the budget of {budget:g} minutes is over: saving what runs")
             self.budget_over.set()
             self.received.append(int(signal.SIGTERM))
+        if self.received and self.on_ray and self.engine is not None:
+            self.engine.board.interrupt()
         if self.received and self.processes:
             _STOP.budget.value = self.budget_over.is_set()
             _STOP.event.set()
@@ -226,6 +234,12 @@ class _Runner:
             self.outcome.unfinished.append(job.name)
         self.entered()
 
+    def _engine(self) -> Any:
+        if not self.on_ray:
+            return nullcontext()
+        s = self.settings
+        return make_engine("ray", s.device, s.jobs, s.address)
+
     def _executor(self) -> Executor:
         if not self.processes:
             return ThreadPoolExecutor(self.settings.jobs, thread_name_prefix="job")
@@ -241,11 +255,23 @@ class _Runner:
     def _submit(self, pool: Executor, job: Job) -> Future[bool]:
         s = self.settings
         folder = s.root / job.folder_name
+        if self.engine is not None:
+            paths = replace(s, root=s.root.absolute(), ledger=s.ledger.absolute())
+            folder = paths.root / job.folder_name
+            return self.engine.submit(_on_cluster, job.name, job.recipe, job.stage, folder, paths)
         if self.processes:
             return pool.submit(_in_process, job.name, job.recipe, job.stage, folder, s, self.began)
         why = lambda: _cut(s) if self.budget_over.is_set() else ""  # noqa: E731
         place = Place(s.root, s.ledger, s.device, self.received, why)
         return pool.submit(_in_thread, job.name, job.recipe, job.stage, folder, place, self.say)
+
+
+def _on_cluster(
+    board: Any, device: str, name: str, recipe: Recipe, stage: Recipe | None, folder: Path, settings: Settings
+) -> bool:
+    """A job as an engine's work; a later attempt goes on from what an earlier one saved."""
+    place = Place(settings.root, settings.ledger, device, Wish(board.interrupted, ASK))
+    return _in_thread(name, recipe, stage, folder, place, print)
 
 
 def _cut(settings: Settings) -> str:

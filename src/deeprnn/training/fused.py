@@ -40,19 +40,26 @@ def _check(**tensors: Tensor) -> None:
 
 
 def add_noise(
-    parameters: Tensor, std: float, seeds: Tensor, step: Tensor, out: Tensor, count: int | None = None
+    parameters: Tensor,
+    std: float | Tensor,
+    seeds: Tensor,
+    step: Tensor,
+    out: Tensor,
+    count: int | None = None,
 ) -> Tensor:
     """out = parameters + N(0, std²) on the first `count` elements of each member, parameters elsewhere.
 
-    parameters, out: (P, N) float32; seeds: (P,) int64; step: int64 with one element, on the same device.
+    parameters, out: (P, N) float32; seeds: (P,) int64; step: int64 with one element, on the same device; std: one
+    number, or each member's own (P,) float32.
     """
     members, size = parameters.shape
     count = size if count is None else count
+    std = std if isinstance(std, Tensor) else torch.full((members,), std, device=parameters.device)
     if not nvidia(parameters.device):
         return out.copy_(plain_noise(parameters, std, seeds, step, count))
-    _check(parameters=parameters, out=out, seeds=seeds)
-    arguments = [_pointer(x.data_ptr()) for x in (parameters, out, seeds, step)]
-    arguments += [_float(std), _long(size), _long(count)]
+    _check(parameters=parameters, out=out, seeds=seeds, std=std)
+    arguments: list = [_pointer(x.data_ptr()) for x in (parameters, out, seeds, step, std)]
+    arguments += [_long(size), _long(count)]
     if parameters.numel():
         _launch("add_noise", parameters.device, -(-size // 1024), members, arguments)
     return out
@@ -133,8 +140,9 @@ def plain_normal(seeds: Tensor, step: Tensor, count: int) -> Tensor:
     return torch.stack(pairs, -1).flatten(1)[:, :count].float()
 
 
-def plain_noise(parameters: Tensor, std: float, seeds: Tensor, step: Tensor, count: int) -> Tensor:
+def plain_noise(parameters: Tensor, std: float | Tensor, seeds: Tensor, step: Tensor, count: int) -> Tensor:
     """`add_noise` in torch operations."""
     noisy = parameters.clone()
-    noisy[:, :count] += std * plain_normal(seeds, step, count)
+    scale = std[:, None] if isinstance(std, Tensor) else std
+    noisy[:, :count] += scale * plain_normal(seeds, step, count)
     return noisy

@@ -61,6 +61,11 @@ def members_of(recipe: Recipe) -> list[MemberName]:
     return [MemberName(s, r, name(s, r, t), t) for s, r, t in grid]
 
 
+def named(variant: Recipe, number: int) -> MemberName:
+    """A member of a population whose members have recipes of their own."""
+    return MemberName(variant.seeds[0], variant.optimiser.rate, f"member-{number}")
+
+
 class Watcher(Protocol):
     """Something that is told how a trainer gets on."""
 
@@ -118,12 +123,15 @@ class Trainer:
         device: torch.device | str = "cpu",
         pretrained: Sequence[Source | None] | None = None,
         engine: Callable[[Updater], Engine] = engine_for,
+        variants: Sequence[Recipe] = (),
         ranks: Ranks | None = None,
     ) -> None:
+        """`variants`: each member's own recipe where seed and rate are not all they differ in (`lockstep`)."""
         self.recipe, self.data, self.device = recipe, data, torch.device(device)
         self.ranks = ranks or Ranks()
         self.met = True  # whether the last update ended with a meeting of the ranks
-        self.members = members_of(recipe)
+        self.variants = variants
+        self.members = [named(r, p) for p, r in enumerate(variants)] or members_of(recipe)
         self.spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
         self.model = build(self.spec, recipe.init, seed=0).to(self.device).requires_grad_(False)
         self.layout = Layout.of(self.model)
@@ -136,24 +144,27 @@ class Trainer:
         self.length = len(self.plan(self.members[0], 1))
         if not self.length:
             raise UserError(f"{data.name}: the training part is empty")
-        self.schedule = Schedule(recipe, [m.rate for m in self.members], self.length, self.device)
+        rates = [m.rate for m in self.members]
+        self.schedule = Schedule(recipe, rates, self.length, self.device, variants)
         for member, source in zip(self.schedule.members, pretrained or (), strict=pretrained is not None):
             if source is None:
                 member.end("its first stage diverged")
         self.schedule.push()
         seeds = [m.seed for m in self.members]
-        self.updater = Updater(self.model, recipe, seeds, parameters, self.schedule, multipliers, self.ranks)
+        self.updater = Updater(
+            self.model, recipe, seeds, parameters, self.schedule, multipliers, self.ranks, variants
+        )
         self.best = parameters.clone()
         self.engine = engine(self.updater)
         self.valid_plan = evaluation_plan(data, "valid", recipe.evaluation).to(self.device)
 
     def _start(self, pretrained: Sequence[Source | None] | None) -> tuple[Tensor, Tensor | None]:
         """First parameters (P, N), and the rate multipliers of what comes from another model."""
-        fresh = {
-            m.seed: build(self.spec, self.recipe.init, seed=rng.mix(m.seed, rng.INIT)) for m in self.members
-        }
+        inits = [r.init for r in self.variants] or [self.recipe.init] * len(self.members)
+        starts = [(m.seed, init) for m, init in zip(self.members, inits, strict=True)]
+        fresh = {(seed, init): build(self.spec, init, seed=rng.mix(seed, rng.INIT)) for seed, init in starts}
         parameters = self.layout.pack(
-            [dict(fresh[m.seed].named_parameters()) for m in self.members], self.device
+            [dict(fresh[start].named_parameters()) for start in starts], self.device
         )
         multipliers = None
         for row, source in zip(parameters, pretrained or [None] * len(parameters), strict=True):

@@ -13,31 +13,35 @@ from deeprnn.training import rng
 
 
 class Noise:
-    """Gaussian noise of one standard deviation on every weight matrix (Graves 2011), one flat draw a member."""
+    """Gaussian noise of a member's standard deviation on every weight matrix (Graves 2011), one flat draw a member."""
 
-    def __init__(self, std: float, seeds: Sequence[int], matrices: int, device: torch.device) -> None:
-        self.std, self.matrices = std, matrices
+    def __init__(
+        self, stds: Sequence[float], seeds: Sequence[int], matrices: int, device: torch.device
+    ) -> None:
+        self.stds, self.matrices = list(stds), matrices
+        self.any = any(self.stds)
+        self.scales = torch.tensor(self.stds, dtype=torch.float32, device=device)
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self.members = [int(s) for s in seeds]
         self.generator = torch.Generator()
-        self.draw = torch.empty(matrices if std and device.type == "cpu" else 0)
+        self.draw = torch.empty(matrices if self.any and device.type == "cpu" else 0)
 
     def add(self, parameters: Tensor, noisy: Tensor, rows: slice, update: Tensor) -> None:
         """noisy = parameters + noise for members `rows`; nothing where there is no noise."""
-        if not self.std:
+        if not self.any:
             return
         M = self.matrices
         if parameters.device.type == "cpu":
-            for p, seed in enumerate(self.members[rows]):
+            for p, (seed, std) in enumerate(zip(self.members[rows], self.stds[rows], strict=True)):
                 self.generator.manual_seed(rng.mix(seed, rng.NOISE, int(update)))
                 self.draw.normal_(generator=self.generator)
-                torch.add(parameters[p, :M], self.draw, alpha=self.std, out=noisy[p, :M])
+                torch.add(parameters[p, :M], self.draw, alpha=std, out=noisy[p, :M])
                 noisy[p, M:].copy_(parameters[p, M:])
             return
         # Imported here: the kernels need an NVIDIA driver.
         from deeprnn.training import fused
 
-        fused.add_noise(parameters, self.std, self.seeds[rows], update, noisy, count=M)
+        fused.add_noise(parameters, self.scales[rows], self.seeds[rows], update, noisy, count=M)
 
 
 def dropout_masks(

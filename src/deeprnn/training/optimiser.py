@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -92,8 +95,11 @@ class Optimiser:
                 buffer[member].zero_()
 
 
-def clip_scale(norm: Tensor, threshold: float) -> Tensor:
-    """min(1, threshold / ‖g‖) for each member; 0 for a threshold means never clipped (Pascanu et al. 2013)."""
-    if not threshold:
-        return torch.ones_like(norm)
-    return (threshold / norm).clamp(max=1.0)
+def thresholds(clips: Sequence[float]) -> Tensor:
+    """Each member's `optimiser.clip` as `clip_scale` takes it: where 0 stands for never, infinity."""
+    return torch.tensor([clip or math.inf for clip in clips])
+
+
+def clip_scale(norm: Tensor, threshold: Tensor) -> Tensor:
+    """min(1, threshold / ‖g‖) for each member (Pascanu et al. 2013); 1 where the threshold is infinite."""
+    return torch.where(torch.isinf(threshold), 1.0, (norm.reciprocal() * threshold).clamp(max=1.0))

@@ -91,10 +91,15 @@ class RunSaver:
     """
 
     def __init__(
-        self, trainer: Trainer, folder: Path, received: Sequence[int] = (), every_epoch: bool = True
+        self,
+        trainer: Trainer,
+        folder: Path,
+        received: Sequence[int] = (),
+        every_epoch: bool = True,
+        homes: Sequence[Path] | None = None,
     ) -> None:
         self.trainer, self.folder, self.received, self.every_epoch = trainer, folder, received, every_epoch
-        self.homes = member_folders(trainer.recipe, folder)
+        self.homes = list(member_folders(trainer.recipe, folder) if homes is None else homes)
         self.lengths = [0] * len(self.homes)
         self.saved_at = trainer.seconds
         self.saved_best = [0] * len(self.homes)

@@ -7,6 +7,7 @@ epoch and says for one member: a new best? back to the best parameters? finished
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.model.equations import learning_rate
-from deeprnn.training.recipe import Recipe
+from deeprnn.training.recipe import Recipe, SchedulePart
 
 WARMUP_SHARE = 0.1
 """of all updates: a short run would end before a long warm-up does"""
@@ -53,17 +54,28 @@ class Verdict:
 
 
 class Schedule:
-    """Rates of P members as tensors on the device, and the members' state on the host."""
+    """Rates of P members as tensors on the device, and the members' state on the host.
+
+    `variants` holds each member's own recipe where they differ (`training.lockstep` says in what they may).
+    """
 
     def __init__(
-        self, recipe: Recipe, rates: list[float], updates_per_epoch: int, device: torch.device
+        self,
+        recipe: Recipe,
+        rates: list[float],
+        updates_per_epoch: int,
+        device: torch.device,
+        variants: Sequence[Recipe] = (),
     ) -> None:
         self.part, self.stop = recipe.schedule, recipe.stop
+        recipes = variants or [recipe] * len(rates)
+        self.parts, self.stops = [r.schedule for r in recipes], [r.stop for r in recipes]
         self.members = [Member(rate) for rate in rates]
         self.most = float(recipe.stop.epochs * updates_per_epoch or math.inf)
         self.total = torch.full((), self.most, dtype=torch.float64, device=device)
         zeros = torch.zeros(len(rates), dtype=torch.float64, device=device)
         self.base, self.tau0, self.active = zeros.clone(), zeros.clone(), zeros.clone()
+        self.beta = torch.tensor([part.beta for part in self.parts], dtype=torch.float64, device=device)
         self.push()
 
     def push(self) -> None:
@@ -85,7 +97,7 @@ class Schedule:
         tau = tau.to(torch.float64)
         rate = self.base * self.active
         if self.part.name == "paper":
-            rate = learning_rate(tau, self.tau0, self.part.beta, rate)
+            rate = learning_rate(tau, self.tau0, self.beta, rate)
         elif self.part.name == "cosine":
             wave = 0.5 * (1 + torch.cos(math.pi * (tau / self.total).clamp(max=1)))
             rate = rate * (self.part.floor + (1 - self.part.floor) * wave)
@@ -96,53 +108,54 @@ class Schedule:
 
     def after_epoch(self, member: int, epoch: int, tau: int, cost: float) -> Verdict:
         """Take an epoch's validation cost (mean nats) into account; epochs count from 1."""
-        m = self.members[member]
-        enough = m.best is None or cost * self.part.factor < m.best
+        m, part = self.members[member], self.parts[member]
+        enough = m.best is None or cost * part.factor < m.best
         improved = m.best is None or cost < m.best
         if improved:
             m.best, m.best_epoch = cost, epoch
         restore = False
-        if self.part.name == "paper":
-            restore = self._start_decay(m, epoch, tau)
-        elif self.part.name == "halving":
-            restore = self._halve(m, epoch, enough)
+        if part.name == "paper":
+            restore = self._start_decay(m, part, epoch, tau)
+        elif part.name == "halving":
+            restore = self._halve(m, part, epoch, enough)
         if not m.finished:
-            m.finished = self._finished(m, epoch)
+            m.finished = self._finished(member, epoch)
         # Also where it has finished: a later limit may let it go on, as if it had never stopped.
-        return Verdict(improved, restore and self.part.restore_best)
+        return Verdict(improved, restore and part.restore_best)
 
-    def _start_decay(self, m: Member, epoch: int, tau: int) -> bool:
+    def _start_decay(self, m: Member, part: SchedulePart, epoch: int, tau: int) -> bool:
         """τ0 comes after `patience` epochs without a new best: the literal first rise fires by chance."""
-        if m.tau0 is not None or epoch - m.best_epoch < max(1, self.part.patience):
+        if m.tau0 is not None or epoch - m.best_epoch < max(1, part.patience):
             return False
         m.tau0, m.decay_epoch = tau, epoch
         return True
 
-    def _halve(self, m: Member, epoch: int, enough: bool) -> bool:
+    def _halve(self, m: Member, part: SchedulePart, epoch: int, enough: bool) -> bool:
         if enough:
             m.waiting_since = epoch
             return False
-        if epoch - m.waiting_since < max(1, self.part.patience):
+        if epoch - m.waiting_since < max(1, part.patience):
             return False
         m.scale, m.waiting_since = m.scale / 2, epoch
-        if m.rate * m.scale < self.part.minimum:
-            m.end(f"the rate fell below {self.part.minimum:g}")
+        if m.rate * m.scale < part.minimum:
+            m.end(f"the rate fell below {part.minimum:g}")
         return True
 
-    def _finished(self, m: Member, epoch: int) -> str:
-        if self.stop.epochs and epoch >= self.stop.epochs:
-            return "1 epoch done" if self.stop.epochs == 1 else f"all {self.stop.epochs} epochs done"
+    def _finished(self, member: int, epoch: int) -> str:
+        m, stop = self.members[member], self.stops[member]
+        if stop.epochs and epoch >= stop.epochs:
+            return "1 epoch done" if stop.epochs == 1 else f"all {stop.epochs} epochs done"
         waited = epoch - max(m.best_epoch, m.decay_epoch)
         counts = self.part.name != "paper" or m.tau0 is not None
-        if self.stop.patience and counts and waited >= self.stop.patience:
+        if stop.patience and counts and waited >= stop.patience:
             return f"no new best in {waited} epochs"
         return ""
 
     def reopen(self, epoch: int) -> None:
         """Let members go on that the present limits would not have stopped after `epoch`."""
-        for m in self.members:
+        for number, m in enumerate(self.members):
             if m.finished and not m.final:
-                m.finished = self._finished(m, epoch)
+                m.finished = self._finished(number, epoch)
         self.push()
 
     @property

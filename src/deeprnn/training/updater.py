@@ -26,7 +26,7 @@ from deeprnn.model.overrides import changed
 from deeprnn.training import noise
 from deeprnn.training.dropconnect import DropConnect
 from deeprnn.training.flat import Layout
-from deeprnn.training.optimiser import Optimiser, clip_scale
+from deeprnn.training.optimiser import Optimiser, clip_scale, thresholds
 from deeprnn.training.ranks import Ranks
 from deeprnn.training.recipe import Recipe
 from deeprnn.training.schedule import Schedule
@@ -87,19 +87,24 @@ class Updater:
         schedule: Schedule,
         multipliers: Tensor | None = None,
         ranks: Ranks | None = None,
+        variants: Sequence[Recipe] = (),
     ) -> None:
+        """`variants`: each member's own recipe where they differ (`training.lockstep` says in what they may)."""
         self.ranks = ranks or Ranks()
         P, device = len(seeds), parameters.device
+        recipes = variants or [recipe] * P
         self.model, self.recipe, self.schedule, self.device = model, recipe, schedule, device
         self.scored = Scored(model)
         self.layout = Layout.of(model)
         self.parameters = parameters  # (P, N)
         self.optimiser = Optimiser(recipe.optimiser, parameters, multipliers)
         self.fused = nvidia(device) and parameters.dtype == torch.float32
-        self.noise = noise.Noise(recipe.regulariser.weight_noise, seeds, self.layout.matrices, device)
+        stds = [r.regulariser.weight_noise for r in recipes]
+        self.noise = noise.Noise(stds, seeds, self.layout.matrices, device)
         self.dropconnect = DropConnect(recipe.regulariser.dropconnect, model.spec, self.layout, seeds, device)
-        computed = self.noise.std or self.dropconnect.p
+        computed = self.noise.any or self.dropconnect.p
         self.noisy = torch.empty_like(parameters) if computed else parameters
+        self.clip = thresholds([r.optimiser.clip for r in recipes]).to(parameters)
         self.groups = (
             [slice(0, P)] if device.type == "cuda" and P > 1 else [slice(p, p + 1) for p in range(P)]
         )
@@ -149,7 +154,7 @@ class Updater:
         gradient = message.gradient
         self.noise.add(parameters, self.noisy[rows], rows, self.tau)
         connected = self.dropconnect.draw(rows, self.tau)
-        if connected is not None and not self.noise.std:
+        if connected is not None and not self.noise.any:
             self.noisy[rows].copy_(parameters)
         self.dropconnect.apply(self.noisy[rows], connected)
         T, B = batch.mask.shape[-2], self.recipe.data.lanes
@@ -171,7 +176,7 @@ class Updater:
                 nats, count = self._sum_over_ranks(message, nats, count)
             norm = torch.linalg.vector_norm(gradient, dim=1)
             good = torch.isfinite(norm) & torch.isfinite(nats)
-            scale = clip_scale(norm, self.recipe.optimiser.clip)
+            scale = clip_scale(norm, self.clip[rows])
             if self.fused:
                 average = None if self.average is None else (self.average[rows], self._average_weight())
                 factor = torch.where(good, scale, 0.0)

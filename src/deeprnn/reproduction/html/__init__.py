@@ -19,14 +19,13 @@ from deeprnn.reproduction.html.gather import Group, PiecePrediction, collect, gr
 if TYPE_CHECKING:
     from deeprnn.runs.folder import Run
 
-__all__ = ["collect", "report_html", "write_figures", "write_report"]
+__all__ = ["collect", "page", "report_html", "write_figures", "write_report"]
 
 
 def write_report(runs: Sequence[Run], path: str | Path, figures: bool = True) -> Path:
     """Write the page, and its figures as PNG files into a folder beside it."""
     path = Path(path)
-    page = report_html(runs)
-    write_atomically(path, page)
+    write_atomically(path, report_html(runs))
     if figures:
         write_figures(runs, path.with_name(f"{path.stem}-figures"))
     return path
@@ -53,10 +52,11 @@ def report_html(runs: Sequence[Run]) -> str:
         *(sections.group_section(group) for group in compared),
         f"<footer>deeprnn {escape(__version__)}</footer>",
     ]
-    return _page(title, "".join(body))
+    return page(title, "".join(body))
 
 
-def _page(title: str, body: str) -> str:
+def page(title: str, body: str) -> str:
+    """A whole page of that body, with its styles and its script."""
     here = resources.files("deeprnn.reproduction.html")
     styles = [(PARTS / name).read_text("utf-8") for name in STYLES]
     css = "".join([*styles, here.joinpath("page.css").read_text("utf-8")])

@@ -2,6 +2,7 @@
 
 import { lineChart } from "./parts/chart.js";
 import { count, h } from "./parts/dom.js";
+import { bars, parallel } from "./parts/parallel.js";
 import { Roll, roots } from "./parts/roll.js";
 import { Player } from "./parts/synth.js";
 
@@ -46,7 +47,7 @@ function roll(box, { grid, keys, frames, heat, label, tempo = null, timbre = "pi
   }
 }
 
-const MAKERS = { chart, roll };
+const MAKERS = { chart, roll, parallel: (box, content) => box.append(parallel(content)), bars: (box, content) => box.append(bars(content)) };
 for (const box of document.querySelectorAll("[data-part]")) {
   MAKERS[box.dataset.part](box, JSON.parse(box.querySelector("script").textContent));
 }

@@ -27,14 +27,15 @@ INLINE void normals(u32 a, u32 b, float& x, float& y) {
   y = radius * s;
 }
 
-// out = parameters + std * normal(seed, step, element) for the first `count` elements, else parameters.
+// out = parameters + the member's std * normal(seed, step, element) for the first `count` elements, else parameters.
 extern "C" __global__ void __launch_bounds__(256) add_noise(const float* parameters, float* out, const i64* seeds,
-                                                             const i64* step, float std, i64 size, i64 count) {
+                                                             const i64* step, const float* stds, i64 size,
+                                                             i64 count) {
   i64 member = blockIdx.y, element = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
   if (element >= size) return;
   u64 seed = (u64)seeds[member], when = (u64)*step, index = (u64)element / 4;
   Four r = philox((u32)index, (u32)(index >> 32), (u32)when, (u32)(when >> 32), (u32)seed, (u32)(seed >> 32));
-  float n[4];
+  float n[4], std = stds[member];
   normals(r.x[0], r.x[1], n[0], n[1]);
   normals(r.x[2], r.x[3], n[2], n[3]);
 #pragma unroll

@@ -1,0 +1,158 @@
+"""What a person sees of a sweep: on a terminal a live table of the best trials, in a pipe a line a trial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deeprnn.commands.run_view import clock
+from deeprnn.console import console, program, show_rows, styled, two_columns
+from deeprnn.errors import need
+
+if TYPE_CHECKING:
+    from deeprnn.sweeps.run import Outcome
+    from deeprnn.sweeps.spec import Spec
+    from deeprnn.sweeps.study import Study, Trial
+
+SHOWN = 10
+BARS = "▁▂▃▄▅▆▇█"
+SPARK = 24
+"""characters of a curve"""
+REFRESH = 0.5
+
+
+def sparkline(values: Sequence[float], most: int = SPARK) -> str:
+    """A curve in one line; of many values the lowest of each stretch, for scores fall."""
+    if not values:
+        return ""
+    if len(values) > most:
+        edges = [round(i * len(values) / most) for i in range(most + 1)]
+        values = [min(values[a:b]) for a, b in pairwise(edges)]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(BARS[min(int((v - low) / span * len(BARS)), len(BARS) - 1)] for v in values)
+
+
+class SweepView:
+    """Shows a sweep while it runs."""
+
+    def __init__(self, spec: Spec, folder: Path, shown: bool = True) -> None:
+        self.spec, self.folder, self.shown = spec, folder, shown
+        self.screen = console()
+        self.live: Any = None
+        self.began = self.looked = time.monotonic()
+        self.here = 0
+
+    def __enter__(self) -> SweepView:
+        if not self.shown:
+            return self
+        names = ", ".join(self.spec.space.dimensions)
+        self.screen.print(
+            styled(
+                (str(self.folder), "bold"), f": {self.spec.trials} trials over {names} ({self.spec.sampler})"
+            )
+        )
+        if self.screen.is_terminal:
+            self.live = need("rich.live", extra="cli").Live(console=self.screen, refresh_per_second=4)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def say(self, text: str) -> None:
+        """A remark."""
+        if self.shown:
+            self.screen.print(f"  {text}")
+
+    def ended(self, trial: Trial) -> None:
+        """A line where there is no live table; a failure's reason always."""
+        self.here += 1
+        if self.shown and (self.live is None or trial.state == "failed"):
+            score = "" if trial.value is None else f"  valid {trial.value:.4f}"
+            why = f"  {trial.reason}" if trial.reason else ""
+            self.screen.print(f"  trial {trial.number}: {trial.state}{score}  {point_text(trial)}{why}")
+
+    def changed(self, study: Study, running: int) -> None:
+        """Refresh the table."""
+        now = time.monotonic()
+        if self.live is None or now - self.looked < REFRESH:
+            return
+        self.looked = now
+        self.live.update(self._table(study.trials(), running, now - self.began))
+
+    def _table(self, trials: Sequence[Trial], running: int, seconds: float) -> Any:
+        table = need("rich.table", extra="cli").Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        for heading in ("trial", "valid", "epochs", "", *self.spec.space.dimensions):
+            table.add_column(heading, justify="right" if heading in ("trial", "valid", "epochs") else "left")
+        scored = sorted(
+            (t for t in trials if t.value is not None and t.state != "failed"), key=lambda t: t.value or 0
+        )
+        for trial in scored[:SHOWN]:
+            table.add_row(*_cells(trial, self.spec))
+        counts = {s: sum(t.state == s for t in trials) for s in ("complete", "pruned", "failed")}
+        pace = f", {3600 * self.here / seconds:,.0f} an hour" if self.here and seconds > 1 else ""
+        told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        table.caption = (
+            f"{told or 'none ended'}, {running} training, of {self.spec.trials}{pace}, {clock(seconds)}"
+        )
+        return table
+
+
+def _cells(trial: Trial, spec: Spec) -> list[str]:
+    mark = "" if trial.state == "complete" else " …" if trial.state == "running" else f" {trial.state}"
+    own = [value_text(trial.point.get(name)) for name in spec.space.dimensions]
+    score = "" if trial.value is None else f"{trial.value:.4f}"
+    return [f"{trial.number}{mark}", score, str(len(trial.curve)), sparkline(trial.curve), *own]
+
+
+def value_text(value: Any) -> str:
+    """A value of a field for a person."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def point_text(trial: Trial) -> str:
+    """A trial's values as they would be typed."""
+    return " ".join(f"{name}={value_text(value)}" for name, value in trial.point.items())
+
+
+def conclude(spec: Spec, folder: Path, outcome: Outcome, storage: str, shown: bool) -> None:
+    """The best trials, the winner's recipe, the page, and what to do next."""
+    from deeprnn.sweeps.html import write_page
+    from deeprnn.sweeps.study import Study, best
+    from deeprnn.sweeps.winner import write_winner
+
+    winner = write_winner(spec, folder, outcome.trials)
+    page = write_page(spec, folder, Study(spec, folder, storage))
+    if not shown:
+        return
+    counts = {s: sum(t.state == s for t in outcome.trials) for s in ("complete", "pruned", "failed")}
+    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    console().print(f"{len(outcome.trials)} trials: {told}")
+    ranked = best(outcome.trials, SHOWN)
+    if ranked:
+        headings = ["trial", "valid", "epochs", "curve", *spec.space.dimensions]
+        show_rows(headings, [_cells(trial, spec) for trial in ranked], right=("trial", "valid", "epochs"))
+    for trial in [t for t in outcome.trials if t.state == "failed"][:SHOWN]:
+        console().print(f"failed: trial {trial.number}: {trial.reason}", style="dim")
+    steps = [(str(page), "parallel coordinates and importances")]
+    if winner is not None:
+        steps += [
+            (f"{program()} train {winner}", "train the winner again, in a run folder"),
+            (f"{program()} sweep {folder} --score-test", "score the winner on test, once"),
+        ]
+    console().print(two_columns(steps))
+
+
+def show_score(record: dict[str, Any]) -> None:
+    """The winner's test score as it was recorded."""
+    console().print(
+        f"trial {record['trial']}: valid {record['valid']:.4f}, test {record['test']:.4f} {record['metric']} "
+        f"(scored once, {record['scored']})"
+    )

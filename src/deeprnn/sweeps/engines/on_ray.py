@@ -1,0 +1,125 @@
+"""An existing Ray cluster: work as Ray tasks with declared CPUs or a GPU, tried elsewhere when a node dies."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from deeprnn.errors import UserError, need
+from deeprnn.sweeps.engines import Board, Lost
+
+RETRIES = 20
+"""times that Ray tries a task again whose node or worker died"""
+CONNECT = 5.0
+"""seconds for an address to answer"""
+PASSED_ON = ("DEEPRNN_DATA", "DEEPRNN_IMPORT")
+"""variables of the environment that workers have too"""
+
+
+class RayEngine:
+    """Tasks on a Ray cluster; without an address on one of this machine's own."""
+
+    def __init__(self, address: str, device: str, jobs: int | None = None) -> None:
+        self.ray = need("ray", extra="ray")
+        self.address, self.device, self.jobs = address, device, jobs
+        self.slots = jobs or 1
+        self.board: Any = None
+
+    def __enter__(self) -> RayEngine:
+        ray = self.ray
+        self.mine = not ray.is_initialized()
+        if self.mine:
+            self._connect()
+        gpu = self.device.startswith("cuda")
+        kind = "GPU" if gpu else "CPU"
+        there = int(ray.cluster_resources().get(kind, 0))
+        if not there and not self.jobs:
+            raise UserError(
+                f"the Ray cluster has no {kind} to give: start a node that has, or choose another --device"
+            )
+        self.slots = self.jobs or there
+        self.resources = {"num_cpus": 0 if gpu else 1, "num_gpus": 1 if gpu else 0, "max_retries": RETRIES}
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        actor = ray.remote(Board).options(num_cpus=0, scheduling_strategy=here, max_concurrency=8).remote()
+        self.board = _Remote(actor)
+        return self
+
+    def _connect(self) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+        settings: dict[str, Any] = {"log_to_driver": False}
+        if self.address:
+            settings["address"] = _checked(self.address)
+        try:
+            self.ray.init(**settings, configure_logging=True, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise UserError(
+                f"--address {self.address or 'local'}: no Ray cluster answers ({error})"
+            ) from None
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """As a task; its future is told once, whichever attempt ended."""
+        remote = self.ray.remote(_with_variables).options(**self.resources)
+        variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        inner = remote.remote(variables, work, self.board, self.device, *arguments).future()
+        outer: Future[Any] = Future()
+        outer.set_running_or_notify_cancel()
+        lost = (self.ray.exceptions.WorkerCrashedError, self.ray.exceptions.NodeDiedError,
+                self.ray.exceptions.ObjectLostError, self.ray.exceptions.ActorDiedError)  # fmt: skip
+
+        def pass_on(done: Future[Any]) -> None:
+            error = done.exception()
+            if isinstance(error, lost):
+                outer.set_exception(Lost(str(error).splitlines()[0]))
+            elif error is not None:
+                outer.set_exception(getattr(error, "cause", None) or error)
+            else:
+                outer.set_result(done.result())
+
+        inner.add_done_callback(pass_on)
+        return outer
+
+    def __exit__(self, *error: object) -> None:
+        if self.mine:
+            self.ray.shutdown()
+
+
+def _with_variables(variables: dict[str, str], work: Callable[..., Any], *arguments: Any) -> Any:
+    """In a worker: with the driver's variables, where the node has none of its own."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    return work(*arguments)
+
+
+class _Remote:
+    """The board as an actor: calls that wait for their answer."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_") or name == "actor":
+            raise AttributeError(name)
+        return lambda *arguments: need("ray", extra="ray").get(getattr(self.actor, name).remote(*arguments))
+
+
+def _checked(address: str) -> str:
+    """An address that answers; Ray itself would try for a minute."""
+    plain = address.partition("://")[2] or address
+    if address == "auto":
+        return address
+    host, colon, port = plain.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"--address {address}: give host:port, ray://host:port, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+    except OSError as error:
+        raise UserError(
+            f"--address {address}: nothing answers there ({error.strerror or error}); `ray status` on the cluster "
+            "says its address"
+        ) from None
+    return address

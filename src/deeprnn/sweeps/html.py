@@ -1,0 +1,150 @@
+"""A sweep as one HTML page: its trials side by side, what decided, the best curves; no network, dark and light."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from deeprnn.files import write_atomically
+from deeprnn.reproduction.html import page
+from deeprnn.reproduction.html.sections import part
+from deeprnn.sweeps.space import Choice, Dimension
+from deeprnn.sweeps.spec import Spec
+from deeprnn.sweeps.study import Study, Trial, best
+
+CURVES = 8
+ROWS = 50
+MOST_LINES = 2000
+TICKS = 5
+
+
+def write_page(spec: Spec, folder: Path, study: Study) -> Path:
+    """Write report.html into the sweep's folder."""
+    path = folder / "report.html"
+    write_atomically(path, sweep_html(spec, folder.name, study.trials(), study.importances()))
+    return path
+
+
+def sweep_html(spec: Spec, name: str, trials: Sequence[Trial], importances: dict[str, float]) -> str:
+    """The page as text."""
+    counts = {s: sum(t.state == s for t in trials) for s in ("complete", "pruned", "failed", "running")}
+    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    data, kind = spec.recipe.data.name, spec.recipe.model.kind
+    body = [
+        f"<h1>Sweep {escape(name)}</h1>",
+        f"<p class=lead>{escape(kind)} on {escape(data)}, {spec.sampler} search, {len(trials)} trials: {told}</p>",
+        *_coordinates(spec, trials),
+        *_importances(importances),
+        *_curves(trials),
+        _table(spec, trials),
+    ]
+    return page(f"Sweep {name}", "".join(body))
+
+
+def _coordinates(spec: Spec, trials: Sequence[Trial]) -> list[str]:
+    scored = sorted(
+        (t for t in trials if t.value is not None and t.state != "failed"), key=lambda t: t.value or 0
+    )
+    scored = scored[:MOST_LINES]
+    if not scored:
+        return ['<p class="quiet">No trial has a score yet.</p>']
+    values = [t.value or 0.0 for t in scored]
+    low, high = values[0], values[-1]
+    span = (high - low) or 1.0
+    axes = [{"name": n, "ticks": ticks(d)} for n, d in spec.space.dimensions.items()]
+    scale = [low + span * i / (TICKS - 1) for i in range(TICKS)] if high > low else [low]
+    axes.append({"name": "valid", "ticks": [[(v - low) / span, f"{v:.4g}"] for v in scale]})
+    lines = [
+        {
+            "places": [
+                *(round(place(d, t.point[n]), 4) for n, d in spec.space.dimensions.items()),
+                ((t.value or 0) - low) / span,
+            ],
+            "rank": rank / max(1, len(scored) - 1),
+            "title": f"trial {t.number}, {t.state}: valid {t.value:.4f}; {json.dumps(t.point)[1:-1]}",
+        }
+        for rank, t in enumerate(scored)
+    ]
+    chart = {"axes": axes, "lines": lines, "label": "Parallel coordinates of the trials"}
+    note = "One line a trial, from its settings to its validation score; the best is red, better ones are darker."
+    return ["<h2>Settings and scores</h2>", f'<p class="quiet">{note}</p>', part("parallel", chart)]
+
+
+def place(dimension: Dimension, value: Any) -> float:
+    """Where a value stands on its axis, 0 to 1."""
+    if isinstance(dimension, Choice):
+        return (
+            dimension.options.index(value) / max(1, len(dimension.options) - 1)
+            if value in dimension.options
+            else 0.0
+        )
+    low, high = float(dimension.low), float(dimension.high)
+    if dimension.log:
+        return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
+    return (value - low) / (high - low)
+
+
+def ticks(dimension: Dimension) -> list[list[Any]]:
+    """Places on an axis and what stands there."""
+    if isinstance(dimension, Choice):
+        return [[place(dimension, v), json.dumps(v).strip('"[]') or "none"] for v in dimension.options]
+    if not dimension.log:
+        span = dimension.high - dimension.low
+        shown = [dimension.low + span * i / (TICKS - 1) for i in range(TICKS)]
+    else:
+        powers = range(math.ceil(math.log10(dimension.low)), math.floor(math.log10(dimension.high)) + 1)
+        shown = sorted({float(dimension.low), float(dimension.high), *(10.0**p for p in powers)})
+    return [[place(dimension, v), f"{v:.3g}"] for v in shown]
+
+
+def _importances(importances: dict[str, float]) -> list[str]:
+    if not importances:
+        return []
+    note = "How much each field decides whether a trial is among the better ones (PED-ANOVA)."
+    content = {"rows": [[n, v] for n, v in importances.items()], "label": "Importances"}
+    return ["<h2>Importances</h2>", f'<p class="quiet">{note}</p>', part("bars", content)]
+
+
+def _curves(trials: Sequence[Trial]) -> list[str]:
+    series = [
+        {
+            "name": f"trial {t.number}",
+            "class": f"s{i % 8}",
+            "points": [[epoch, float(f"{v:.6g}")] for epoch, v in enumerate(t.curve, 1)],
+        }
+        for i, t in enumerate(best(trials, CURVES))
+    ]
+    if not series:
+        return []
+    chart = {
+        "series": series,
+        "legend": True,
+        "label": "Best validation score so far",
+        "y": "valid, best so far",
+    }
+    return ["<h2>The best trials</h2>", part("chart", chart)]
+
+
+def _table(spec: Spec, trials: Sequence[Trial]) -> str:
+    ended = [*best(trials), *(t for t in trials if t.state != "complete")]
+    names = list(spec.space.dimensions)
+    heads = "".join(
+        f"<th>{escape(head)}</th>" for head in ("trial", "valid", "epochs", *names, "how it ended")
+    )
+    rows = []
+    for trial in ended[:ROWS]:
+        cells = [
+            str(trial.number),
+            "–" if trial.value is None else f"{trial.value:.4f}",
+            str(len(trial.curve)),
+        ]
+        cells += [json.dumps(trial.point.get(name)) for name in names]
+        cells.append(trial.state + (f": {trial.reason}" if trial.reason else ""))
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    more = f'<p class="quiet">{len(ended) - ROWS} more.</p>' if len(ended) > ROWS else ""
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<h2>Trials</h2><div class="wide">{table}</div>{more}'

@@ -1,0 +1,42 @@
+"""A real Ray of two nodes on this machine, one of which is killed in mid-sweep."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from deeprnn.errors import UserError
+from deeprnn.sweeps.engines import make_engine
+from tests.sweeps.ray_cluster import Cluster, Killer
+from tests.sweeps.toys import spec, sweep
+
+LONG = {"stop.epochs": 40, "save.seconds": 0.2}
+
+
+def test_an_address_where_nobody_answers_is_a_sentence_within_seconds(tmp_path):
+    pytest.importorskip("ray")
+    began = time.monotonic()
+    with pytest.raises(UserError, match="nothing answers"):
+        sweep(spec(), tmp_path / "s", engine=make_engine("ray", "cpu", 1, "127.0.0.1:1"))
+    with pytest.raises(UserError, match="give host:port"):
+        sweep(spec(), tmp_path / "s", engine=make_engine("ray", "cpu", 1, "nonsense"))
+    assert time.monotonic() - began < 60
+    with pytest.raises(UserError, match="for --engine ray"):
+        make_engine("local", "cpu", 1, "127.0.0.1:1")
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_costs_no_trial(tmp_path):
+    pytest.importorskip("ray")
+    which = spec(trials=8, overrides=LONG)
+    whole = sweep(which, tmp_path / "whole", pack=2)
+    with Cluster(nodes=2) as cluster:
+        killer = Killer(cluster, tmp_path / "s", kills=1)
+        engine = make_engine("ray", "cpu", 2, cluster.address)
+        outcome = sweep(which, tmp_path / "s", pack=2, view=killer, engine=engine)
+    assert killer.killed == 1
+    assert outcome.finished
+    assert sorted(t.number for t in killer.trials) == list(range(8)), "each ends once"
+    assert [t.state for t in outcome.trials] == ["complete"] * 8
+    assert [t.value for t in outcome.trials] == pytest.approx([t.value for t in whole.trials], abs=1e-6)

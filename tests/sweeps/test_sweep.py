@@ -1,0 +1,368 @@
+"""A sweep from end to end: packed equals alone, kills lose nothing, failures are recorded, test is scored once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+from deeprnn.errors import UserError
+from deeprnn.runs.locking import lock
+from deeprnn.sweeps import pack as packs
+from deeprnn.sweeps import run as coordinator
+from deeprnn.sweeps.engines import Lost
+from deeprnn.sweeps.engines.local import LocalEngine
+from deeprnn.sweeps.html import sweep_html
+from deeprnn.sweeps.pack import Pack, train_pack
+from deeprnn.sweeps.storage import Store
+from deeprnn.sweeps.study import Study, best
+from deeprnn.sweeps.winner import score_winner, write_winner
+from deeprnn.training.recipe import load_recipe, override
+from deeprnn.training.session import run_recipe
+from tests.sweeps.toys import Quiet, spec, sweep
+
+WIDE = {
+    "optimiser.rate": "log:0.1..4",
+    "model.hidden": [[5], [7]],
+    "regulariser.weight_noise": "uniform:0..0.1",
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def scores(outcome) -> dict[int, float | None]:
+    return {t.number: t.value for t in outcome.trials}
+
+
+@cache
+def undisturbed() -> dict[int, float | None]:
+    with TemporaryDirectory() as folder:
+        return scores(sweep(spec(WIDE), Path(folder) / "s"))
+
+
+def test_packed_trials_score_what_they_would_alone(tmp_path):
+    packed, alone = sweep(spec(WIDE), tmp_path / "a", pack=8), sweep(spec(WIDE), tmp_path / "b", pack=1)
+    assert packed.finished
+    assert scores(packed) == scores(alone)
+    which = spec(WIDE)
+    trial = packed.trials[2]
+    result = run_recipe(which.recipe_at(trial.point), tmp_path / "run")[0]
+    assert result["valid"]["bpc"] == pytest.approx(trial.value)
+
+
+def test_a_finished_sweep_runs_nothing_again_and_more_trials_are_added(tmp_path):
+    first = sweep(spec(), tmp_path / "s")
+    view = Quiet()
+    assert sweep(spec(), tmp_path / "s", view=view).trials == first.trials
+    assert not view.trials
+    more = sweep(spec(trials=8), tmp_path / "s", view=view)
+    assert [t.number for t in view.trials] == [6, 7]
+    assert more.trials[:6] == first.trials
+    with pytest.raises(UserError, match=r"holds another sweep: its space\.optimiser\.rate differs"):
+        sweep(spec({"optimiser.rate": "log:0.1..5"}), tmp_path / "s")
+
+
+def test_the_mean_over_seeds_is_a_trials_score(tmp_path):
+    which = spec(overrides={"seeds": [1, 2]}, trials=2)
+    outcome = sweep(which, tmp_path / "s")
+    recipe = which.recipe_at(outcome.trials[0].point)
+    alone = [
+        run_recipe(override(recipe, {"seeds": [seed]}), tmp_path / f"r{seed}")[0]["valid"]["bpc"]
+        for seed in (1, 2)
+    ]
+    assert outcome.trials[0].value == pytest.approx(sum(alone) / 2)
+
+
+def test_a_trial_that_goes_nan_fails_with_its_reason_and_the_others_go_on(tmp_path):
+    which = spec({"init.output_std": [0.1, 3e38, 0.2]}, sampler="grid")
+    outcome = sweep(which, tmp_path / "s")
+    assert outcome.finished
+    assert [t.state for t in outcome.trials] == ["complete", "failed", "complete"]
+    assert "diverged" in outcome.trials[1].reason
+
+
+def test_values_that_do_not_go_together_fail_and_the_others_go_on(tmp_path):
+    which = spec({"data.lanes": [4, 10**6]}, sampler="grid")
+    outcome = sweep(which, tmp_path / "s")
+    assert [t.state for t in outcome.trials] == ["complete", "failed"]
+    assert "choose a smaller number" in outcome.trials[1].reason
+
+
+def test_a_crash_in_a_trial_is_its_reason(tmp_path, monkeypatch):
+    real = packs.Trainer
+
+    def crash(recipe, *arguments, **options):
+        if recipe.model.hidden == (7,):
+            raise RuntimeError("the sky fell")
+        return real(recipe, *arguments, **options)
+
+    monkeypatch.setattr(packs, "Trainer", crash)
+    outcome = sweep(spec({"model.hidden": [[5], [7]]}, sampler="grid"), tmp_path / "s")
+    assert [t.state for t in outcome.trials] == ["complete", "failed"]
+    assert outcome.trials[1].reason == "RuntimeError: the sky fell"
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_hopeless_trials_are_pruned(tmp_path, sampler):
+    which = spec({"optimiser.rate": "log:1e-6..4"}, pruner="median", trials=16, sampler=sampler)
+    outcome = sweep(which, tmp_path / "s", pack=4)
+    states = Counter(t.state for t in outcome.trials)
+    assert outcome.finished
+    assert states["pruned"] >= 1
+    good = best(outcome.trials)[0]
+    pruned = [t for t in outcome.trials if t.state == "pruned"]
+    assert all(t.curve[-1] > good.value for t in pruned)
+
+
+# ---- interrupted
+
+
+class Signals(list):
+    """A signal after so many questions."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def __bool__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def __getitem__(self, index):
+        return 2
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_interrupted_and_gone_on_with_it_ends_as_it_would_have(tmp_path, after):
+    sweep(spec(WIDE), tmp_path / "s", received=Signals(after))
+    outcome = sweep(spec(WIDE), tmp_path / "s")
+    assert outcome.finished
+    assert scores(outcome) == undisturbed()
+
+
+class Killed(BaseException):
+    """As a kill: nobody catches it."""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("place", ["ask", "complete", "report", "_remove_pack", "_submit"])
+def test_killed_anywhere_no_trial_is_lost_or_counted_twice(tmp_path, monkeypatch, place, count):
+    owner = Study if hasattr(Study, place) else coordinator._Coordinator
+    real, calls = getattr(owner, place), []
+
+    def dies(self, *arguments):
+        calls.append(1)
+        if len(calls) == count:
+            raise Killed
+        return real(self, *arguments)
+
+    monkeypatch.setattr(owner, place, dies)
+    try:
+        sweep(spec(WIDE), tmp_path / "s")
+    except Killed:
+        assert len(calls) == count
+    monkeypatch.undo()
+    outcome = sweep(spec(WIDE), tmp_path / "s")
+    assert outcome.finished
+    assert [t.number for t in outcome.trials] == list(range(6))
+    assert scores(outcome) == undisturbed()
+
+
+def test_a_torn_line_of_the_journal_is_cut_off(tmp_path):
+    whole = scores(sweep(spec(), tmp_path / "s"))
+    with open(tmp_path / "s/journal.log", "ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    assert scores(sweep(spec(trials=6), tmp_path / "s")) == whole
+    assert sweep(spec(trials=7), tmp_path / "s").finished
+
+
+@pytest.mark.parametrize("content", [b"not a journal\n", b'{"op_code": 99}\n', b"[]\n", b"\xff\xfe\n"])
+def test_a_damaged_journal_is_a_sentence(tmp_path, content):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/journal.log").write_bytes(content)
+    with pytest.raises(UserError, match="journal"):
+        sweep(spec(), tmp_path / "s")
+
+
+def test_a_pack_whose_worker_died_goes_on(tmp_path):
+    class Mortal(LocalEngine):
+        deaths = 2
+
+        def submit(self, work, *arguments):
+            if self.deaths:
+                self.deaths -= 1
+                return super().submit(_die)
+            return super().submit(work, *arguments)
+
+    view = Quiet()
+    outcome = sweep(spec(), tmp_path / "s", view=view, engine=Mortal("cpu", 1))
+    assert outcome.finished
+    assert sum("goes on from its last checkpoint" in r for r in view.remarks) == 2
+    assert all(t.state == "complete" for t in outcome.trials)
+
+
+def _die(board, device):
+    raise Lost("a worker process died")
+
+
+# ---- two at once
+
+
+def test_a_second_sweep_in_the_same_folder_is_refused(tmp_path):
+    with lock(tmp_path / "s"), pytest.raises(UserError, match="is in use by process"):
+        sweep(spec(), tmp_path / "s")
+
+
+def test_two_sweeps_share_one_journal_and_every_trial_is_trained_once(tmp_path):
+    shared = str(tmp_path / "journal.log")
+    first = Study(spec(trials=4), tmp_path / "a", shared, owner="a")
+    taken = first.ask(1)
+    outcome = sweep(spec(trials=4), tmp_path / "b", storage=shared)
+    assert not outcome.finished
+    assert [t.state for t in outcome.trials] == ["running", "complete", "complete", "complete"]
+    assert [t.number for t in first.unfinished()] == [taken[0].number]
+    with pytest.raises(UserError, match="another sweep"):
+        sweep(spec({"optimiser.rate": "log:0.5..4"}), tmp_path / "c", storage=shared)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://nobody:secret@127.0.0.1:1/x", "nosuch://x", "sqlite:////nowhere/at/all.db"]
+)
+def test_a_database_that_does_not_answer_is_a_sentence_without_its_password(tmp_path, url):
+    with pytest.raises(UserError, match="--storage") as error:
+        sweep(spec(), tmp_path / "s", storage=url)
+    assert "secret" not in str(error.value)
+
+
+def test_a_database_serves_as_a_journal_does(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    assert scores(sweep(spec(), tmp_path / "s", storage=url)) == scores(sweep(spec(), tmp_path / "t"))
+
+
+# ---- the winner
+
+
+def test_the_winner_is_scored_on_test_once(tmp_path, monkeypatch):
+    which = spec()
+    with pytest.raises(UserError, match="have not ended"):
+        score_winner(which, tmp_path / "s")
+    outcome = sweep(which, tmp_path / "s")
+    winner = write_winner(which, tmp_path / "s", outcome.trials)
+    record = score_winner(which, tmp_path / "s")
+    first = best(outcome.trials)[0]
+    assert record["trial"] == first.number
+    result = run_recipe(load_recipe(winner), tmp_path / "run")[0]
+    assert record["test"] == pytest.approx(result["test"]["bpc"])
+    monkeypatch.setattr("deeprnn.sweeps.winner.evaluate", None)  # a second scoring would call it
+    assert score_winner(which, tmp_path / "s") == record
+
+
+def test_a_search_never_scores_test(tmp_path, monkeypatch):
+    from deeprnn.training import evaluate, loop
+
+    seen = []
+    real = evaluate.evaluation_plan
+    for module in (evaluate, loop):
+        monkeypatch.setattr(module, "evaluation_plan", lambda d, s, p: seen.append(s) or real(d, s, p))
+    sweep(spec(), tmp_path / "s")
+    assert set(seen) == {"valid"}
+
+
+def test_only_the_best_trials_keep_their_parameters(tmp_path):
+    outcome = sweep(spec(trials=9), tmp_path / "s")
+    kept = {int(p.parent.name) for p in (tmp_path / "s").rglob("best.safetensors")}
+    assert kept == {t.number for t in best(outcome.trials, coordinator.KEPT)}
+
+
+# ---- the page, the store, processes
+
+
+def test_the_page_holds_every_trial_and_no_address(tmp_path):
+    which = spec(WIDE)
+    outcome = sweep(which, tmp_path / "s")
+    page = sweep_html(which, "<b>s</b>", outcome.trials, {"optimiser.rate": 0.75})
+    assert 'data-part="parallel"' in page
+    assert 'data-part="bars"' in page
+    assert "<b>s</b>" not in page
+    opening = 'data-part="parallel"><script type="application/json">'
+    start = page.index(opening) + len(opening)
+    chart = json.loads(page[start : page.index("</script>", start)])
+    assert [axis["name"] for axis in chart["axes"]] == [*WIDE, "valid"]
+    assert len(chart["lines"]) == 6
+    assert all(0 <= place <= 1 for line in chart["lines"] for place in line["places"])
+    assert not [word for word in page.split() if word.startswith(("src=http", "href=http"))]
+
+
+def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path):
+    which = spec(overrides={"stop.epochs": 4})
+    pack = Pack(0, (0, 1), tuple(which.recipe_at(which.space.draw(0, n)) for n in (0, 1)))
+    whole = train_pack(pack, tmp_path / "whole")
+    store = Store(f"file://{tmp_path}/store")
+    store.check()
+    epochs = []
+
+    def stop_after_two(rows):
+        epochs.append(rows[0]["epoch"])
+        return ()
+
+    class Over(list):
+        def __bool__(self):
+            return len(epochs) >= 2
+
+        def __getitem__(self, index):
+            return 15
+
+    with pytest.raises(packs.saving.Interrupted):
+        train_pack(pack, tmp_path / "here", report=stop_after_two, received=Over(), store=store)
+    again = []
+    results = train_pack(
+        pack, tmp_path / "there", report=lambda rows: again.append(rows[0]["epoch"]) or (), store=store
+    )
+    assert again[0] > 1
+    assert results == whole
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket/x", "file:///proc/nowhere"])
+def test_a_store_that_cannot_be_used_is_a_sentence(tmp_path, url):
+    with pytest.raises(UserError, match="--store"):
+        sweep(spec(), tmp_path / "s", store=url)
+
+
+def test_without_optuna_packs_still_train():
+    code = """
+import sys
+for name in ("optuna", "ray", "rich", "tyro", "symusic", "fsspec"):
+    sys.modules[name] = None
+import deeprnn.sweeps.pack, deeprnn.sweeps.space, deeprnn.sweeps.spec
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_processes_of_their_own_train_the_same(tmp_path):
+    whole = scores(sweep(spec(trials=4), tmp_path / "a", pack=2))
+    outcome = sweep(spec(trials=4), tmp_path / "b", pack=2, engine=LocalEngine("cpu", 2))
+    assert scores(outcome) == pytest.approx(whole)
+
+
+def test_a_first_stage_is_trained_once_for_all_trials_of_its_shape(tmp_path):
+    base = {"model.kind": "srnn", "model.hidden": [5, 5], "stop.epochs": 1}
+    stage = tmp_path / "first.toml"
+    stage.write_text("[stop]\nepochs = 1\n[data]\nchunk = 40\nlanes = 8\n[model]\nhidden = [5]\n")
+    which = spec(overrides={**base, "pretrain.recipe": str(stage)}, trials=3)
+    outcome = sweep(which, tmp_path / "s", pack=2)
+    assert [t.state for t in outcome.trials] == ["complete"] * 3
+    assert len(list((tmp_path / "s/first-stages").iterdir())) == 1
