@@ -89,7 +89,13 @@ def by_parametrization(plus: Plus) -> None:
     parametrizations.orthogonal(plus, "W1")
 
 
-CLASSES = {"forward": Paced, "short forward": Doubled, "layers": OwnLayers, "project": OwnProject, "_phi": OwnUnit}
+CLASSES = {
+    "forward": Paced,
+    "short forward": Doubled,
+    "layers": OwnLayers,
+    "project": OwnProject,
+    "_phi": OwnUnit,
+}
 CHANGES = {
     f.__name__: f
     for f in (

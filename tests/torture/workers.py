@@ -215,6 +215,8 @@ class Canary:
         self.awake = False
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        itself = event == "ctypes.dlopen" and arguments == (None,)  # loads nothing: the compiler's own look-up
+        itself = event == "ctypes.dlopen" and arguments == (
+            None,
+        )  # loads nothing: the compiler's own look-up
         if self.awake and event in FORBIDDEN and not itself:
             self.heard.append(f"{event} {str(arguments)[:80]}")
