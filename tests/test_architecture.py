@@ -26,13 +26,21 @@ ROWS = [
     {"model.units", "model.overrides", "model.tracing"},
     {"model.specs", "model.equations", "model.init"},
     {"backends"},
-    {"model.transition", "model.cell_loop", "model.explain", "model.arguments", "model.large_softmax"},
+    {
+        "model.transition",
+        "model.cell_loop",
+        "model.explain",
+        "model.arguments",
+        "model.large_softmax",
+        "model.nade_segments",
+    },
+    {"model.nade_loss"},
     {"model.operators", "model.sequence_layer"},
-    {"model.recurrent_base", "model.cell_level"},
+    {"model.recurrent_base", "model.cell_level", "model.nade"},
     {"model.layers", "model.models", "model.recurrent", "model.drop_in"},
     {"model.paper", "model.structure", "model.export"},
     {"data", "model.losses", "model.metrics", "render"},
-    {"training.recipe", "runs.checkpoint", "runs.locking"},
+    {"training.recipe", "runs.checkpoint", "runs.locking", "model.scoring"},
     {"runs.folder"},
     {"runs.ledger", "runs.summary"},
     {"training"},
@@ -67,7 +75,7 @@ MODELS = {
     for name in ("units", "equations", "init", "operators", "layers", "models", "recurrent", "drop_in")
 } | {"backends", "cells"}
 ABOUT_DATA = {"data", "model.losses", "model.metrics"}
-SEES_BOTH = {"runs.folder", "training"}  # a run folder holds a model and what its data were
+SEES_BOTH = {"runs.folder", "training", "model.scoring"}  # a run folder holds a model and what its data were
 CORE = set().union(*ROWS) - {"console", "render", "model.export"}
 NEEDED = {"torch", "numpy", "safetensors"}
 

@@ -15,6 +15,7 @@ _WHERE = {
     "Recurrent": "model.recurrent",
     "Plus": "model.operators",
     "Predict": "model.operators",
+    "NadePredict": "model.nade",
     "SequenceModel": "model.models",
     "build": "model.models",
     "assemble": "model.models",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         stacked_dts_rnn,
         stacked_rnn,
     )
+    from deeprnn.model.nade import NadePredict
     from deeprnn.model.operators import Plus, Predict
     from deeprnn.model.recurrent import RHN, Recurrent
     from deeprnn.model.specs import Dropout, ModelSpec, PlusSpec, PredictSpec

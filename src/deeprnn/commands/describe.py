@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -70,6 +70,8 @@ class Describe:
     """whether the input also enters the upper levels of a stack"""
     output_from: Literal["top", "all"] = "top"
     """whether the output sees all levels of a stack"""
+    nade: int = 0
+    """hidden units of a NADE, whose notes depend on each other; 0: independent notes"""
     text: bool = False
     """symbols with a softmax, instead of frames with independent notes"""
     svg: Path | None = None
@@ -129,11 +131,19 @@ class Describe:
             input_to=self.input_to or ("all" if short else "first"),
             unit=self.unit,
             output_unit=self.output_unit,
-            output="categorical" if self.text else "bernoulli",
+            **self.output_kind(),
             output_from=self.output_from,
             input_to_levels=self.input_to_levels,
             input_mlp=self.input_hidden,
         )
+
+    def output_kind(self) -> dict[str, Any]:
+        """What the output is of."""
+        if self.nade and self.text:
+            raise UserError("--nade is for frames of notes, --text for symbols: choose one")
+        if self.nade:
+            return {"output": "nade", "nade_size": self.nade}
+        return {"output": "categorical" if self.text else "bernoulli"}
 
     def cell_spec(self) -> ModelSpec | None:
         """A model whose levels are cells, None where no cell is meant."""
@@ -150,7 +160,7 @@ class Describe:
             intermediate=self.intermediate,
             output_hidden=self.output_hidden,
             output_unit=self.output_unit,
-            output="categorical" if self.text else "bernoulli",
+            **self.output_kind(),
             output_from=self.output_from,
             cell=lookup.load(name),
             cell_options=self.options,

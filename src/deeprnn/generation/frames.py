@@ -12,12 +12,15 @@ many notes as any that was learned from leads a model astray for good. Systemati
 probabilities end to end in the order of pitch and takes the notes met by u, u + 1, u + 2, … for one uniform u. Every
 note sounds with its own probability still, the number of notes is its expectation rounded up or down, and of near
 pitches that share one unit of probability, which are alternatives for one voice, exactly one sounds.
+
+Neither is for a NADE (output "nade"), which knows how many notes go together: `chords.py` draws exactly from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +29,9 @@ from torch import Tensor
 from deeprnn.errors import UserError
 from deeprnn.generation.one_step import Array, sigmoid
 from deeprnn.generation.sampling import COLD, Pick
+
+if TYPE_CHECKING:
+    from deeprnn.model.operators import Predict
 
 ROUNDS = 60
 """steps of the search for c at most; about six are needed, and halving alone would end by then"""
@@ -52,12 +58,18 @@ class FrameSampler:
     pick: Pick
 
 
-def frame_sampler(output: str, keys: int, options: FrameOptions) -> FrameSampler:
-    """The way to draw frames that belongs to a model's kind of output."""
-    if output not in SAMPLERS:
+def frame_sampler(
+    output: str, keys: int, options: FrameOptions, predict: Predict | None = None
+) -> FrameSampler:
+    """The way to draw frames that belongs to a model's kind of output; a NADE's needs the model's ▷ itself."""
+    if output not in (*SAMPLERS, "nade"):
         raise UserError("this model predicts symbols, not frames of notes: sample text from it")
     if options.max_notes is not None and options.max_notes < 1:
         raise UserError(f"max_notes={options.max_notes} would leave only silence: choose at least 1")
+    if output == "nade":
+        from deeprnn.generation.chords import chords
+
+        return chords(predict, options)  # type: ignore[arg-type]
     return SAMPLERS[output](keys, options)
 
 
@@ -70,7 +82,7 @@ def notes(keys: int, options: FrameOptions) -> FrameSampler:
         point = u.cpu().numpy()
         on = point < p if options.independent else systematic(p, point)
         if most is not None and most < keys:
-            on &= _likeliest(np.where(on, p, -1.0), most)
+            on &= likeliest(np.where(on, p, -1.0), most)
         chosen = torch.from_numpy(on.astype(np.float32)).to(logits.device)
         return chosen, torch.from_numpy(p.astype(np.float32))
 
@@ -89,7 +101,7 @@ def tempered(logits: Array, temperature: float) -> Array:
         return p
     expected = p.sum(1, keepdims=True)
     if temperature < COLD:
-        return _likeliest(logits, expected.round()).astype(np.float64)
+        return likeliest(logits, expected.round()).astype(np.float64)
     logits /= temperature
     return sigmoid(logits + offset(logits, expected))
 
@@ -118,6 +130,6 @@ def systematic(p: Array, u: Array) -> Array:
     return np.diff(passed, axis=1, prepend=0.0) > 0
 
 
-def _likeliest(values: Array, count: Array | int) -> Array:
+def likeliest(values: Array, count: Array | int) -> Array:
     """Whether a value is among the `count` largest of its row."""
     return (-values).argsort(axis=1, kind="stable").argsort(axis=1) < count

@@ -238,7 +238,8 @@ def stream_music(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Frames (count, K) uint8 as they are sampled, each with its probabilities (count, K)."""
     keys = model.spec.output_size
-    sampler = frame_sampler(model.spec.output, keys, FrameOptions(temperature, max_notes, independent))
+    options = FrameOptions(temperature, max_notes, independent)
+    sampler = frame_sampler(model.spec.output, keys, options, model.predict)
     if model.spec.input_size != model.spec.output_size:
         raise UserError("this model's input and output differ in size: it cannot run on its own output")
     check(length, count, seed, temperature)

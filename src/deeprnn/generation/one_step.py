@@ -168,8 +168,13 @@ class _Output:
     def __init__(self, predict: Predict) -> None:
         spec = predict.spec
         count = len(spec.sizes) + 1
-        self.V = [Product(_array(predict, f"V{n}").T) for n in range(1, count + 1)]
-        self.b = [_array(predict, f"b{n}") if spec.bias else None for n in range(1, count + 1)]
+        V = [_array(predict, f"V{n}") for n in range(1, count + 1)]
+        b = [_array(predict, f"b{n}") for n in range(1, count + 1)] if spec.bias else []
+        if spec.nade_size:  # the hidden layer's biases beside those of the notes
+            V[-1] = np.concatenate([V[-1], _array(predict, "C")])
+            b[-1:] = [np.concatenate([*b[-1:], _array(predict, "c")])] if spec.bias else []
+        self.b = b or [None] * count
+        self.V = [Product(v.T) for v in V]
         self.K = Product(_array(predict, "K").T) if spec.shortcut else None
         self.units = [*(UNITS[unit] for unit in spec.units), UNITS["identity"]]
 
@@ -181,7 +186,8 @@ class _Output:
                 y += b
             y = unit(y)
         if self.K is not None:
-            y += self.K(h)
+            around = self.K(h)
+            y[:, : around.shape[1]] += around  # of a NADE the biases of notes alone
         return y
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deeprnn.errors import UserError
 from deeprnn.generation.one_step import Step, fastest_step
+from deeprnn.model.nade import COLD
 
 if TYPE_CHECKING:
     from deeprnn.model.models import SequenceModel, State
@@ -27,7 +28,6 @@ MOST = 10_000  # samples at once
 TOTAL = 2_000_000  # steps of all samples together: they and their probabilities are kept in memory
 PART = 1024  # steps of a primer heard at once: a long one's logits over all words would not fit
 FEW = 512  # likeliest symbols among which top-p mostly finds its share
-COLD = 1e-9  # temperatures below are 0: dividing by them leaves the range of floats
 
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """logits (B, O) and uniform numbers -> what is chosen, fed back and given out, and its probabilities"""

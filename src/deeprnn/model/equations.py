@@ -106,6 +106,19 @@ def deep_output(
     return y
 
 
+def nade_logits(y: Tensor, b: Tensor, c: Tensor, W: Tensor, V: Tensor) -> Tensor:
+    """p(y_i = 1 | y_<i, h) = σ(b_i + V_i σ(c + Σ_{j<i} W_j y_j)), b and c functions of h: logits (…, O).  Sec. 3.3.2.
+
+    The paper names it as the output for outputs that depend on each other. NADE: Larochelle & Murray, "The neural
+    autoregressive distribution estimator", AISTATS 2011, whose letters these are. Both biases from a recurrent state:
+    Boulanger-Lewandowski et al., "Modeling temporal dependencies in high-dimensional sequences", ICML 2012.
+    y, b (…, O), c (…, D); W and V (O, D) have a row for each note.
+    """
+    entering = y.unsqueeze(-1) * W  # (…, O, D)
+    a = c.unsqueeze(-2) + entering.cumsum(-2) - entering
+    return b + (torch.sigmoid(a) * V).sum(-1)
+
+
 def stacked_transition(
     x: Tensor, h: Sequence[Tensor], W: Sequence[Tensor], U: Sequence[Tensor], phi: Phi
 ) -> list[Tensor]:

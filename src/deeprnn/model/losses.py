@@ -30,8 +30,7 @@ def bernoulli_nll(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tens
 
     logits (..., T, B, O); y (T, B, O) of zeros and ones in any dtype.
     """
-    nats = bernoulli_nats(logits, y)
-    return _masked_sum(nats, mask), mask.sum((-2, -1))
+    return masked_sum(bernoulli_nats(logits, y), mask)
 
 
 def categorical_nll(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,6 +51,11 @@ def categorical_nll(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Te
         )
         total = nats.view(target.shape).sum((-2, -1))
     return total, mask.sum((-2, -1))
+
+
+def masked_sum(nats: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of nats (..., T, B) over the steps where `mask` (T, B) holds, and how many they are."""
+    return _masked_sum(nats, mask), mask.sum((-2, -1))
 
 
 def nats(kind: str, logits: Tensor, y: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from deeprnn.errors import UserError
 from deeprnn.model import init as initialisation
 from deeprnn.model.cell_level import CellLevel
 from deeprnn.model.init import InitSpec
+from deeprnn.model.nade import NadePredict
 from deeprnn.model.operators import Plus, Predict
 from deeprnn.model.overrides import formula
 from deeprnn.model.specs import (
@@ -42,8 +43,9 @@ class SequenceModel(Traceable):
     """Levels of ⊕ below one ▷: inputs to logits of the next symbol.
 
     `y, state = model(x, state)`: x is (T, B, I) vectors or frames, or (T, B) integer symbols; y is
-    (T, B, O) logits; state is one (B, n) tensor for every state of every level (an LSTM has two), None for
-    the first ones. Nothing is hidden on the module, so a sequence may be cut anywhere and carried on.
+    (T, B, O) logits, or what a NADE takes (`NadePredict`); state is one (B, n) tensor for every state of every
+    level (an LSTM has two), None for the first ones. Nothing is hidden on the module, so a sequence may be cut
+    anywhere and carried on.
     """
 
     def __init__(self, spec: ModelSpec, device=None, dtype=None, initialise: bool = True) -> None:
@@ -53,7 +55,8 @@ class SequenceModel(Traceable):
             (CellLevel if isinstance(p, CellSpec) else Plus).from_spec(p, device, dtype, initialise)  # type: ignore[arg-type]
             for p in spec.levels
         )  # type: ignore[assignment]
-        self.predict = Predict.from_spec(spec.predict, device, dtype, initialise)
+        output = NadePredict if spec.output == "nade" else Predict
+        self.predict = output.from_spec(spec.predict, device, dtype, initialise)
         self.backend = "auto"
 
     def initial_state(self, batch_size: int) -> State:
@@ -197,7 +200,7 @@ def _of_output(masks: Masks) -> dict[str, Tensor]:
 
 def default_init(spec: ModelSpec) -> InitSpec:
     """The paper's initialisation for the task that the model's shape suggests."""
-    if spec.output == "bernoulli":
+    if spec.output != "categorical":
         return initialisation.MUSIC
     return initialisation.WORD if spec.output_size >= 1000 else initialisation.CHAR
 
@@ -236,10 +239,12 @@ def assemble(
     dropout: Dropout | None = None,
     cell: str = "",
     cell_options: Sequence[str] = (),
+    nade_size: int = 200,
 ) -> ModelSpec:
     """The spec of any model of the paper's family from plain sizes.
 
-    `symbols=None` takes integer symbols for a categorical output and vectors for a Bernoulli one. With `cell` every
+    `symbols=None` takes integer symbols for a categorical output and vectors for any other. `nade_size` is of the
+    hidden layer of a NADE (output="nade"), and idle elsewhere. With `cell` every
     level is that cell (`cells.lookup`) in place of the paper's ⊕, built with `cell_options` such as "zoneout=0.1";
     of the settings of ⊕ only `intermediate` has a meaning then, for cells with the argument `intermediate_sizes`.
     """
@@ -273,7 +278,10 @@ def assemble(
             )
         )
     width = sum(hidden_sizes) if output_from == "all" else hidden_sizes[-1]
-    predict = PredictSpec(width, output_size, out_sizes, (named(output_unit),), output_shortcut, bias)
+    hidden_of_nade = nade_size if output == "nade" else 0
+    predict = PredictSpec(
+        width, output_size, out_sizes, (named(output_unit),), output_shortcut, bias, hidden_of_nade
+    )
     return ModelSpec(tuple(levels), predict, output, output_from, input_to_levels, dropout or Dropout())
 
 
@@ -300,7 +308,9 @@ class Options(TypedDict, total=False):
     input_to: Place
     """which layers of the transition read the input"""
     output: Output
-    """what the logits are of"""
+    """what the logits are of: independent bits, one of many symbols, or a NADE's bits"""
+    nade_size: int
+    """hidden units of a NADE; 200 unless given"""
     symbols: bool | None
     """integer symbols as input; None takes them for a categorical output"""
     output_from: OutputFrom

@@ -19,8 +19,8 @@ Place = Literal["first", "last", "all"]
 """which layers of ⊕ read the input"""
 Shortcut = Literal["none", "last", "all"]
 """which layers of ⊕ above the first read h(t-1)"""
-Output = Literal["bernoulli", "categorical"]
-"""what the logits are of: independent bits, or one of many symbols"""
+Output = Literal["bernoulli", "categorical", "nade"]
+"""what ▷ gives: independent bits, one of many symbols, or bits that depend on each other (a NADE)"""
 OutputFrom = Literal["top", "all"]
 """which levels' states ▷ reads"""
 LevelInput = Literal["first", "all"]
@@ -207,10 +207,14 @@ class PredictSpec:
     units: tuple[str, ...] = ("sigmoid",)
     shortcut: bool = False
     bias: bool = True
+    nade_size: int = 0
+    """hidden units of the NADE above these layers; 0: none, they give the logits"""
 
     def __post_init__(self) -> None:
         positive("Predict", input_size=self.input_size, output_size=self.output_size)
         positive_each(self, "Predict", "sizes")
+        if self.nade_size != 0:
+            positive("Predict", nade_size=self.nade_size)
         boolean("Predict", shortcut=self.shortcut, bias=self.bias)
         if self.shortcut and not self.sizes:
             raise UserError("Predict: shortcut=True needs at least one hidden layer to go around (sizes=...)")
@@ -274,6 +278,13 @@ class ModelSpec:
         if self.dropout.input and self.symbols:
             raise UserError(f"model: dropout.input={self.dropout.input} has nothing to act on, the input is integer "
                             "symbols: use dropout.state, intermediate or output")  # fmt: skip
+        if (self.output == "nade") != bool(self.predict.nade_size):
+            raise UserError(
+                f"model: output={self.output!r} and predict.nade_size={self.predict.nade_size} do not fit: a NADE "
+                "needs at least 1 hidden unit, any other output has none"
+            )
+        if self.output == "nade" and self.symbols:
+            raise UserError("model: output='nade' is for frames of notes, the input is integer symbols")
         self._check_cells()
         self._check_sizes()
 
@@ -316,7 +327,7 @@ class ModelSpec:
 
     @property
     def output_size(self) -> int:
-        """Number of logits per step."""
+        """Number of notes or symbols predicted per step."""
         return self.predict.output_size
 
     def to_dict(self) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from deeprnn.model.explain import entering_parameters, step_equations
 from deeprnn.model.specs import CellSpec, Level, ModelSpec
 
 SUBSCRIPTS = str.maketrans("0123456789+-t", "₀₁₂₃₄₅₆₇₈₉₊₋ₜ")
+NADE = "-NADE"
+"""what a label ends with where ▷ is one"""
 SUPERSCRIPTS = str.maketrans("0123456789()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁽⁾")
 
 
@@ -49,7 +51,7 @@ class Link:
     source: str
     target: str
     matrix: str  # the parameter's letter and number: W1, U2, S2, V1, K1, E1
-    kind: str  # transition, input, shortcut, skip, output
+    kind: str  # transition, input, shortcut, skip, output, chain (from notes of the same frame)
     rows: int  # out
     columns: int  # in
     delayed: bool = False  # comes from the step before
@@ -173,10 +175,34 @@ def _output(spec: ModelSpec, layers: list[Layer], links: list[Link]) -> None:
     unit = "softmax" if spec.output == "categorical" else "sigmoid"
     last = len(predict.sizes) + 1
     output = Layer("y", "output", "y", predict.output_size, unit, bias=f"b{last}" * predict.bias)
+    if predict.nade_size:
+        _nade(spec, below, sources, output, layers, links)
+        return
     layers.append(output)
     links += [_out(source, output, f"V{last}", states[-1]) for source in below]
     if predict.shortcut:
         links += [Link(s.key, "y", "K", "skip", predict.output_size, s.size) for s in sources]
+
+
+def _nade(
+    spec: ModelSpec,
+    below: list[Layer],
+    sources: list[Layer],
+    output: Layer,
+    layers: list[Layer],
+    links: list[Link],
+) -> None:
+    """Append a NADE: its hidden layer, between ▷'s last layer (or the states) and the notes, which it reads itself."""
+    predict = spec.predict
+    hidden = Layer("g", "output_hidden", "g", predict.nade_size, "sigmoid", bias="c" * predict.bias)
+    layers += [hidden, output]
+    notes, last = predict.output_size, f"V{len(predict.sizes) + 1}"
+    links += [_out(source, hidden, "C", sources[-1]) for source in below]
+    links += [Link(source.key, "y", last, "skip", notes, source.size) for source in below]
+    links.append(Link("y", "g", "W", "chain", notes, hidden.size))
+    links.append(Link("g", "y", "V", "output", notes, hidden.size))
+    if predict.shortcut:
+        links += [Link(s.key, "y", "K", "skip", notes, s.size) for s in sources]
 
 
 def _out(source: Layer, target: Layer, matrix: str, top: Layer) -> Link:
@@ -185,9 +211,11 @@ def _out(source: Layer, target: Layer, matrix: str, top: Layer) -> Link:
 
 
 def label(spec: ModelSpec) -> str:
-    """The name the paper would give: RNN, DT(S)-RNN, DOT-RNN, sRNN, sDT(S)-RNN, …"""
+    """The name the paper would give: RNN, DT(S)-RNN, DOT-RNN, sRNN, sDT(S)-RNN, …, and RNN-NADE."""
+    nade = NADE if spec.output == "nade" else ""
     if isinstance(spec.levels[0], CellSpec):
-        return f"{'s' * (len(spec.levels) > 1)}{'DO-' * bool(spec.predict.sizes)}{cell_label(spec.levels[0].cell)}"
+        deep = f"{'s' * (len(spec.levels) > 1)}{'DO-' * bool(spec.predict.sizes)}"
+        return f"{deep}{cell_label(spec.levels[0].cell)}{nade}"
     deep_in = any(level.input_mlp_sizes for level in spec.levels)
     deep_transition = any(level.depth > 1 for level in spec.levels)
     shortcut = any(any(level.shortcuts) for level in spec.levels)
@@ -195,13 +223,15 @@ def label(spec: ModelSpec) -> str:
     star = "*" if any(unit.startswith("lp") for level in spec.levels for unit in level.units) else ""
     stacked = "s" if len(spec.levels) > 1 else ""
     deep = f"D{letters}{'(S)' if shortcut else ''}-" if letters else ""
-    return f"{stacked}{deep}RNN{star}"
+    return f"{stacked}{deep}RNN{star}{nade}"
 
 
 def short_name(spec: ModelSpec) -> str:
-    """The label as it is typed and as folders are named: rnn, dts, dots, srnn, sdts, dots-star."""
-    name = label(spec).lower().replace("(s)", "s")
-    return name.rstrip("*").removesuffix("-rnn") + "-star" * name.endswith("*")
+    """The label as it is typed and as folders are named: rnn, dts, dots, srnn, sdts, dots-star, dots-nade."""
+    whole = label(spec).lower().replace("(s)", "s")
+    name = whole.removesuffix(NADE.lower())
+    nade = whole[len(name) :]
+    return name.rstrip("*").removesuffix("-rnn") + "-star" * name.endswith("*") + nade
 
 
 def short_count(count: int) -> str:
@@ -242,6 +272,9 @@ def equations(spec: ModelSpec) -> list[str]:
                 *(f"  {line}" for line in step_equations(_on_meta(level))),
             ]
             continue
+        if spec.predict.nade_size and layer.key in ("g", "y"):
+            lines.append(_nade_equation(anatomy, layer))
+            continue
         terms = []
         for link in anatomy.into(layer.key):
             source = symbol(anatomy.layer(link.source), "t-1" if link.delayed else "t")
@@ -250,6 +283,16 @@ def equations(spec: ModelSpec) -> list[str]:
             terms.append(_matrix(layer.bias, layer))
         lines.append(f"{symbol(layer)} = {unit_symbol(layer.unit)}({' + '.join(terms)})")
     return lines
+
+
+def _nade_equation(anatomy: Anatomy, layer: Layer) -> str:
+    """The line of a NADE's hidden layer or of its notes, i being the note."""
+    links = [link for link in anatomy.into(layer.key) if link.matrix not in ("W", "V")]
+    terms = [f"{_matrix(link.matrix, layer)} {symbol(anatomy.layer(link.source))}" for link in links]
+    bias = " + ".join([*terms, *([_matrix(layer.bias, layer)] if layer.bias else [])])
+    if layer.key == "g":
+        return f"gᵢ,ₜ = σ({bias} + Σ_{{j<i}} Wⱼ yⱼ,ₜ)"
+    return f"p(yᵢ,ₜ = 1 | y_{{<i}},ₜ) = σ(({bias})ᵢ + Vᵢ gᵢ,ₜ)"
 
 
 def _matrix(name: str, layer: Layer) -> str:

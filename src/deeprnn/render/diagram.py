@@ -32,7 +32,7 @@ STROKES = {
 }
 SERIF = "'STIX Two Text','Cambria Math',Georgia,'Times New Roman',serif"
 LETTER_WIDTHS = {"x": 0.48, "f": 0.42, "z": 0.44, "h": 0.52, "o": 0.52, "y": 0.48, "W": 0.95, "U": 0.78, "V": 0.72,
-                 "S": 0.54, "K": 0.72, "E": 0.68}  # fmt: skip
+                 "S": 0.54, "K": 0.72, "E": 0.68, "C": 0.7, "g": 0.5}  # fmt: skip
 SANS = "system-ui,'Segoe UI',Helvetica,Arial,sans-serif"
 
 

@@ -127,6 +127,8 @@ def _curves(plan: Plan, anatomy: Anatomy, link: Link) -> list[Curve]:
     name = Label(
         link.matrix[0], link.matrix[1:], f"({level})" if (level := anatomy.layer(link.target).level) else ""
     )
+    if link.kind == "chain":
+        return [_back(plan, link, step, name if step else None) for step in (0, 1)]
     if not link.delayed:
         return [_upward(plan, link, step, name if step else None) for step in (0, 1)]
     draw = _over if link.kind == "shortcut" else _across
@@ -144,6 +146,17 @@ def _across(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
         end = start + STUB
     middle = ((start + end) / 2, y)
     return Curve((start, y), ((middle, middle, (end, y)),), link.kind, name, (middle[0] - 3, y - 13))
+
+
+def _back(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
+    """Down on the left, from the notes of a frame to the layer that they came from."""
+    x0, y0 = plan.centre(link.source, step)
+    x1, y1 = plan.centre(link.target, step)
+    a, b = (x0 - WIDE / 2, y0), (x1 - WIDE / 2, y1)
+    side = min(a[0], b[0]) - 22
+    middle = (side, (y0 + y1) / 2)
+    parts = (((side, y0), (side, y0 + 10), middle), ((side, y1 - 10), (side, y1), b))
+    return Curve(a, parts, "shortcut", name, (side - 9, middle[1]))
 
 
 def _over(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:

@@ -124,6 +124,8 @@ def without_idle(recipe: Recipe) -> dict[str, Any]:
     else:
         own["model"]["output_unit"] = default["model"]["output_unit"]
         own["init"]["output_hidden_std"] = default["init"]["output_hidden_std"]
+    if model.output == "plain":
+        own["model"]["nade_size"] = default["model"]["nade_size"]
     if "relu" not in units:
         own["init"]["rectifier_bias"] = default["init"]["rectifier_bias"]
     read = ("name", "warmup", *SCHEDULES[recipe.schedule.name])

@@ -14,8 +14,9 @@ from deeprnn.data.batching import Plan, music_evaluation, text_evaluation
 from deeprnn.data.music import MusicData
 from deeprnn.data.text import TextData
 from deeprnn.errors import UserError
-from deeprnn.model import losses, metrics
-from deeprnn.model.models import SequenceModel
+from deeprnn.model import metrics
+from deeprnn.model.models import SequenceModel, State
+from deeprnn.model.scoring import StepNats
 from deeprnn.training.flat import Layout
 from deeprnn.training.recipe import EvaluationPart
 
@@ -52,11 +53,12 @@ def score(
     """Nats of every frame or symbol for P members with flat parameters (P, N): (P, frames)."""
     device, P = parameters.device, len(parameters)
     plan = plan.to(device)
-    views = Layout.of(model).views(parameters)
+    views = {f"model.{name}": view for name, view in Layout.of(model).views(parameters).items()}
     together = device.type == "cuda" and P > 1
     groups = [views] if together else [{k: v[p] for k, v in views.items()} for p in range(P)]
     scores = plan.new_scores(P)
     training = model.training
+    scored = StepNats(model)
     model.eval()  # cells with noise of their own have none here
     for number, named in enumerate(groups):
         state = None
@@ -64,18 +66,22 @@ def score(
             x, y, _, reset = plan[index]
             if together:
                 state = state or tuple(h.expand(P, *h.shape) for h in model.initial_state(plan.lanes))
-                logits, state = vmap(_call, in_dims=(None, 0, None, 0, None))(model, named, x, state, reset)
-                plan.record(scores, index, losses.nats(model.spec.output, logits, y))
+                nats, state = vmap(_call, in_dims=(None, 0, None, None, 0, None))(
+                    scored, named, x, y, state, reset
+                )
+                plan.record(scores, index, nats)
             else:
-                logits, state = _call(model, named, x, state, reset)
-                plan.record(scores[number], index, losses.nats(model.spec.output, logits, y))
+                nats, state = _call(scored, named, x, y, state, reset)
+                plan.record(scores[number], index, nats)
             progress(number * len(plan) + index + 1, len(groups) * len(plan))
     model.train(training)
     return plan.collect(scores)
 
 
-def _call(model: SequenceModel, named: dict[str, Tensor], x: Tensor, state: Any, reset: Tensor) -> Any:
-    return functional_call(model, named, (x, state, reset))
+def _call(
+    scored: StepNats, named: dict[str, Tensor], x: Tensor, y: Tensor, state: Any, reset: Tensor
+) -> tuple[Tensor, State]:
+    return functional_call(scored, named, (x, y, state, reset))
 
 
 def summarise(data: Data, split: str, nats: np.ndarray) -> dict[str, float]:
@@ -156,13 +162,13 @@ def dynamic_evaluation(
     plan = plan.to(device)
     parameters = Layout.of(model).pack([dict(model.named_parameters())], device)
     updater = Updater(model, recipe, [0], parameters, Schedule(recipe, [rate], len(plan), device))
-    scores, views = plan.new_scores(), updater.layout.views(updater.parameters[0])
+    scored, scores = StepNats(model), plan.new_scores()
+    views = {f"model.{k}": view for k, view in updater.layout.views(updater.parameters[0]).items()}
     for index in range(len(plan)):
         batch = plan[index]
         with torch.no_grad():
             state = tuple(h[0] for h in updater.state)
-            logits, _ = _call(model, views, batch.x, state, batch.reset)
-            plan.record(scores, index, losses.nats(model.spec.output, logits, batch.y))
+            plan.record(scores, index, _call(scored, views, batch.x, batch.y, state, batch.reset)[0])
         updater.update([batch])
         progress(index + 1, len(plan))
     if (step := int(updater.bad[0])) >= 0:

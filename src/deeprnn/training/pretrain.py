@@ -41,7 +41,7 @@ def core(model: ModelPart) -> ModelPart:
         raise UserError(
             f"model {model.kind!r} has one level and no deep output: there is nothing to pretrain it from"
         )
-    kind = "dts" if model.intermediate else "rnn"
+    kind = ("dts" if model.intermediate else "rnn") + "-nade" * (model.output == "nade")
     return replace(
         model,
         kind=kind,

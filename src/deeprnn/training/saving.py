@@ -308,7 +308,7 @@ def side_files(data: Data) -> dict[str, Any]:
 def label(recipe: Recipe) -> str:
     """The model's name as the paper would print it, or the recipe's own word where it has one."""
     if recipe.model.cell:
-        return lookup.label(recipe.model.cell)
+        return lookup.label(recipe.model.cell) + structure.NADE * (recipe.model.output == "nade")
     spec = recipe.model.spec(1, False, Dropout())  # the name does not depend on the data
     own = recipe.model.kind not in (structure.short_name(spec), *paper.LABELS)
     return recipe.model.kind if own else structure.label(spec)
@@ -316,7 +316,7 @@ def label(recipe: Recipe) -> str:
 
 def is_paper(recipe: Recipe) -> bool:
     """Whether the model has Table 1's size, so that the paper's number stands beside its own."""
-    if recipe.model.cell:
+    if recipe.model.cell or recipe.model.output != "plain":
         return False
     if recipe.model.kind == "dots-star":
         return True  # its sizes are not published

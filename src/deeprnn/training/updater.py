@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 
 from deeprnn.backends.cuda.device import nvidia
 from deeprnn.data.batching import Batch
-from deeprnn.model import losses
+from deeprnn.model import losses, scoring
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.overrides import changed
 from deeprnn.training import noise
@@ -49,6 +49,8 @@ class Scored(nn.Module):
             total, _ = linear_cross_entropy(*self.model.predict.last_layer(top, out), y, mask)
             return total, state
         logits, state = self.model(x, state, reset, masks)
+        if self.model.spec.output == "nade":
+            return losses.masked_sum(scoring.nats(self.model, logits, y), mask)[0], state
         return losses.nll(self.model.spec.output, logits, y, mask)[0], state
 
     def _in_pieces(self) -> bool:

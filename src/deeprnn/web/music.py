@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from deeprnn.generation.chords import note_probabilities
 from deeprnn.generation.generate import stream_music
+from deeprnn.model.nade import NadePredict
+from deeprnn.model.scoring import nats as step_nats
+from deeprnn.model.scoring import note_logits
 from deeprnn.render.browser import encode_probabilities, to_lists
 from deeprnn.render.synth import Synthesis, wav_bytes
 from deeprnn.web.limits import Limits
@@ -57,16 +61,17 @@ def predict(loaded: Loaded, fields: Fields, limits: Limits) -> dict[str, Any]:
     roll = to_roll(fields.frames(loaded.keys, limits.frames), loaded.keys)
     with torch.inference_mode():
         given = torch.from_numpy(np.concatenate([np.zeros((1, loaded.keys), np.uint8), roll]))
-        logits, _ = loaded.model(given[:, None].float())
-        p = torch.sigmoid(logits[:, 0])
+        out, _ = loaded.model(given[:, None].float())
         target = torch.from_numpy(roll).float()
-        nats = torch.nn.functional.binary_cross_entropy_with_logits(
-            logits[:-1, 0], target, reduction="none"
-        ).sum(-1)
-    probabilities = p.numpy()
+        heat = torch.sigmoid(note_logits(loaded.model, out[:-1, 0], target)).numpy()
+        nats = step_nats(loaded.model, out[:-1, 0], target)
+        if isinstance(output := loaded.model.predict, NadePredict):
+            following = note_probabilities(output, out[-1, 0])
+        else:
+            following = torch.sigmoid(out[-1, 0]).numpy()
     return {
-        "next": encode_probabilities(probabilities[-1]),
-        "heat": encode_probabilities(probabilities[:-1]),
+        "next": encode_probabilities(following),
+        "heat": encode_probabilities(heat),
         "nats": [round(value, 3) for value in nats.tolist()],
         "mean": round(float(nats.mean()), 4) if len(roll) else None,
     }

@@ -104,6 +104,8 @@ class PiecePrediction:
     frames: np.ndarray  # (T, K)
     probabilities: np.ndarray  # (T, K)
     surprise: np.ndarray  # (T,) nats
+    chain: bool = False
+    """each note's probability is the one given the notes below it in the frame"""
 
 
 @dataclass(frozen=True)
@@ -139,14 +141,15 @@ def predict(run: Run) -> PiecePrediction | TextPrediction | str:
 def _predict_piece(model: Any, frames: np.ndarray, name: str) -> PiecePrediction:
     import torch
 
+    from deeprnn.model.scoring import nats, note_logits
+
     x = np.concatenate([np.zeros_like(frames[:1]), frames[:-1]])
     with torch.inference_mode():
-        logits, _ = model(torch.from_numpy(x).float().unsqueeze(1))
+        out, _ = model(torch.from_numpy(x).float().unsqueeze(1))
         target = torch.from_numpy(frames).float()
-        nll = torch.nn.functional.binary_cross_entropy_with_logits(
-            logits[:, 0], target, reduction="none"
-        ).sum(1)
-        return PiecePrediction(name, frames, torch.sigmoid(logits[:, 0]).numpy(), nll.numpy())
+        p = torch.sigmoid(note_logits(model, out[:, 0], target))
+        chain = model.spec.output == "nade"
+        return PiecePrediction(name, frames, p.numpy(), nats(model, out[:, 0], target).numpy(), chain)
 
 
 def _predict_text(model: Any, ids: np.ndarray, vocabulary: list[str]) -> TextPrediction:

@@ -182,9 +182,10 @@ def prediction(run: Run) -> str:
         surprise = [[t, round(float(nats), 3)] for t, nats in enumerate(seen.surprise, 1)]
         strip = {"series": [{"name": "surprise", "class": "valid", "points": surprise, "whole": True}],
                  "height": 140, "label": "Surprise", "x": "frame", "y": "nats"}  # fmt: skip
+        given = ", each given the notes below it in its chord" if seen.chain else ""
         return (
             f'{head}<p class="quiet">{escape(seen.name)}, not trained on: the notes that came over the glow of '
-            f"the probabilities given to them one frame before. Below, nats of surprise per frame (mean "
+            f"the probabilities given to them one frame before{given}. Below, nats of surprise per frame (mean "
             f"{float(seen.surprise.mean()):.2f}).</p>"
             f"{roll(seen.frames, seen.probabilities, steps, low, 'A test piece')}{part('chart', strip)}"
         )

@@ -103,14 +103,22 @@ class ModelPart:
     """a cell in place of the paper's ⊕: lstm, gru, rhn, …, my_cells.py:Paced or my_package.my_module:Paced"""
     cell_options: tuple[str, ...] = ()
     """arguments of the cell: depth=5,zoneout=0.1"""
+    output: Literal["plain", "nade"] = "plain"
+    """nade: notes of a frame that depend on each other; plain: independent ones, of a text a softmax"""
+    nade_size: int = 200
+    """hidden units of a NADE"""
 
     @property
     def name(self) -> str:
         """What the model is called in folders and tables."""
-        return lookup.short(self.cell) if self.cell else self.kind
+        return f"{lookup.short(self.cell)}{'-nade' * (self.output == 'nade')}" if self.cell else self.kind
 
     def spec(self, size: int, categorical: bool, dropout: Dropout) -> ModelSpec:
         """The whole model for data with `size` inputs and outputs."""
+        if categorical and self.output == "nade":
+            raise UserError(
+                "model.output='nade' is for music: a text has one symbol at a time, choose 'plain'"
+            )
         return assemble(
             input_size=size,
             output_size=size,
@@ -122,7 +130,8 @@ class ModelPart:
             unit=self.unit,
             intermediate_unit=self.intermediate_unit or None,
             output_unit=self.output_unit,
-            output="categorical" if categorical else "bernoulli",
+            output="nade" if self.output == "nade" else "categorical" if categorical else "bernoulli",
+            nade_size=self.nade_size,
             output_from=self.output_from,
             input_to_levels=self.input_to_levels,
             dropout=dropout,

@@ -28,6 +28,7 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
     "init.bias": (-math.inf, math.inf, "finite"),
     "init.rectifier_bias": (-math.inf, math.inf, "finite"),
     "init.output_bias": (-math.inf, math.inf, "finite"),
+    "model.nade_size": (1, math.inf, "at least 1"),
     "optimiser.clip": (0, math.inf, "not negative and finite (0: never clipped)"),
     "optimiser.momentum": (0, 1, "at least 0 and below 1"),
     "optimiser.epsilon": (0, math.inf, "not negative and finite"),

@@ -9,6 +9,9 @@ import { CHORDS, PRIMERS } from "./primers.js";
 import { Roll, roots } from "../parts/roll.js";
 import { Player } from "../parts/synth.js";
 
+/** What the colours mean where the notes of a chord depend on each other. */
+const GLOW_OF_CHORDS = "The glow is each note's probability given the notes below it in the same chord, as chords are drawn; the strip under “next” is the mean over 64 drawn chords.";
+
 export function musicBench(runs) {
   const two = runs.length > 1;
   const player = new Player();
@@ -229,7 +232,8 @@ export function musicBench(runs) {
     h("div", { class: "voice-head" }, two ? h("span", { class: `letter m${i}`, text: "AB"[i] }) : null, two ? h("b", { text: v.run.label || v.run.name }) : null,
       v.play, button("MIDI", () => take(v, "midi"), { "aria-label": "Download MIDI", title: "Download MIDI" }), button("WAV", () => take(v, "wav"), { "aria-label": "Download WAV", title: "Download WAV" }), v.mean,
       h("span", { class: "next-label soft", text: "next ↓" })),
-    v.roll.el));
+    v.roll.el,
+    v.run.chords ? h("p", { class: "soft chords-legend", text: GLOW_OF_CHORDS }) : null));
 
   const el = h("section", { class: "panel bench", "aria-label": "Playground",
     ondragover: (event) => { event.preventDefault(); el.classList.add("dropping"); },
