@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 class Generate:
     """Let a trained run write music (MIDI, WAV, picture) or text.
 
-    `deeprnn generate runs/x` needs nothing else: the run knows its data, grid and vocabulary.
+    `deeprnn generate runs/x` needs nothing else: the run knows its data, grid and vocabulary. `deeprnn generate bach`
+    needs no training: that run comes with the package.
     """
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
-    """folder of a run; of a population, its best member writes"""
+    """folder of a run; of a population, its best member writes. bach comes with deeprnn"""
     length: int | None = None
     """frames, characters or words after the primer (sixteen bars; 600 characters; 120 words)"""
     count: int = 1
@@ -223,6 +224,7 @@ def tell(run: Run, work: Music | Text, seed: int, files: list[Path], checks: Che
     """The same for a person; text goes to stdout, everything about it to stderr."""
     from deeprnn.generation.copy_check import describe
     from deeprnn.generation.outputs import Music
+    from deeprnn.runs.shipped import is_shipped
 
     about = console(stderr=True)
     music = isinstance(work, Music)
@@ -233,6 +235,8 @@ def tell(run: Run, work: Music | Text, seed: int, files: list[Path], checks: Che
     unit = "frames" if music else {"char": "characters", "word": "words"}[run.kind]
     steps = sum(len(sample) for sample in work.sampled)
     label = run.info.get("label", "the model")
+    if is_shipped(run.path):
+        label += f" (the run {run.name!r} that comes with deeprnn)"
     about.print(
         f"{label} wrote {steps:,} {unit} in {work.seconds:.2f} s ({steps / max(work.seconds, 1e-9):,.0f} a second); "
         f"again with --seed {seed}",
