@@ -11,6 +11,8 @@ from deeprnn import UserError, cli, load_run
 from deeprnn.runs import shipped
 from deeprnn.training.recipe import load_recipe
 
+QUICK = ("--formats", "mid", "--no-copy-check", "--out", "song")
+
 
 def test_it_plays_without_training(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -38,7 +40,7 @@ def test_it_plays_without_training(tmp_path: Path, monkeypatch, capsys):
 
 def test_it_says_which_model_it_is(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    cli.main(["generate", "bach", "--seed", "1", "--length", "8", "--formats", "mid", "--no-copy-check"])
+    cli.main(["generate", "bach", "--seed", "1", "--length", "8", *QUICK])
     assert "comes with deeprnn" in capsys.readouterr().err
 
 

@@ -17,8 +17,9 @@ from deeprnn.errors import UserError, need
 class Serve:
     """Open the page: browse runs, watch them learn, play with what they learned.
 
-    Runs are looked for below the given folders (default: runs/, and what comes with deeprnn). Nothing leaves this machine: the page
-    needs no network, and the server answers only to localhost unless another --host is given.
+    Runs are looked for below the given folders (default: runs/, beside the run that comes with deeprnn).
+    Nothing leaves this machine: the page needs no network, and the server answers only to localhost unless
+    another --host is given.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
@@ -50,7 +51,8 @@ class Serve:
         from deeprnn.web.limits import Limits
         from deeprnn.web.server import make_server
 
-        folders = self.runs or (Path("runs"), shipped.FOLDER)
+        own = self.runs or (Path("runs"),)
+        folders = own if self.runs else (*own, shipped.FOLDER)
         self._check()
         names = (*self.names, *(() if _is_address(self.host) else (self.host,)))
         limits = Limits(workers=self.workers, threads=self.threads, jobs=self.queue)
