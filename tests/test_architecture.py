@@ -21,7 +21,7 @@ SRC = Path(deeprnn.__file__).parent
 # reports, speed.
 ROWS = [
     {"errors"},
-    {"console", "files", "launcher", "runs.reading"},
+    {"console", "files", "launcher", "runs.reading", "runs.shipped"},
     {"cells"},
     {"model.units", "model.overrides", "model.tracing"},
     {"model.specs", "model.equations", "model.init"},

@@ -33,6 +33,8 @@ def test_music_needs_no_option_but_a_seed(tmp_path: Path, capsys, monkeypatch):
     assert 192 < out["length"] <= 256
     assert out["copy_check"]["left_out"] is None
     assert len(out["copy_check"]["passages"]) == 1
+    assert set(out["statistics"]) == {"sample", "unseen"}
+    assert out["statistics"]["unseen"]["notes_at_once"] > 0
     first = Path(out["files"][0]).read_bytes()
     again = run_json(capsys, run_folder=small_run("music").path, seed=3, formats=("mid",))
     assert Path(again["files"][0]).read_bytes() == first

@@ -61,7 +61,7 @@ class Demo:
             folders.append(folder)
             screen.print()
         best = self.compare(folders, data)
-        self.compose(best)
+        self.compose(best, data)
         return 0
 
     def compare(self, folders: list[Path], data: MusicData) -> Path:
@@ -90,10 +90,12 @@ class Demo:
                 screen.print(f"  ({row['label']} was cut off by time {when}: on an idle machine it goes on)")
         return min(zip(found, folders, strict=True), key=lambda pair: pair[0]["valid"])[1]
 
-    def compose(self, folder: Path) -> None:
-        """Let the better model write a chorale, and say where it is and what to try next."""
+    def compose(self, folder: Path, data: MusicData) -> None:
+        """Let the better model write a chorale, count in it beside Bach's, and say what to try next."""
+        from deeprnn.commands.generate import statistics_lines
         from deeprnn.console import console, styled, two_columns
         from deeprnn.generation import generate
+        from deeprnn.generation.musical_statistics import beside_data
         from deeprnn.runs.folder import load_run
 
         screen, run = console(), load_run(folder)
@@ -104,6 +106,9 @@ class Demo:
         for path in music.save(self.out / "chorale", ("mid", "wav", "png")):
             screen.print(f"  {path}", soft_wrap=True)
         screen.print(f"  {folder / 'curves.png'} (how it learned)", soft_wrap=True)
+        screen.print("\nBeside Bach's own, of the test chorales", style="bold")
+        for line in statistics_lines(*beside_data(music.sampled, data), theirs="Bach"):
+            screen.print(f"  {line}")
         screen.print("\nWhat to try next", style="bold")
         screen.print(two_columns(self.advice(folder)), soft_wrap=True)
 

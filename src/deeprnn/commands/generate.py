@@ -7,7 +7,7 @@ import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import tyro
 
@@ -16,6 +16,7 @@ from deeprnn.errors import UserError
 
 if TYPE_CHECKING:
     from deeprnn.generation.copy_check import Passage
+    from deeprnn.generation.musical_statistics import MusicalStatistics
     from deeprnn.generation.outputs import Music, Text
     from deeprnn.runs.folder import Run
 
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 class Generate:
     """Let a trained run write music (MIDI, WAV, picture) or text.
 
-    `deeprnn generate runs/x` needs nothing else: the run knows its data, grid and vocabulary.
+    `deeprnn generate runs/x` needs nothing else: the run knows its data, grid and vocabulary. `deeprnn generate bach`
+    needs no training: that run comes with the package.
     """
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
-    """folder of a run; of a population, its best member writes"""
+    """folder of a run; of a population, its best member writes. bach comes with deeprnn"""
     length: int | None = None
     """frames, characters or words after the primer (sixteen bars; 600 characters; 120 words)"""
     count: int = 1
@@ -88,11 +90,11 @@ class Generate:
         complain_of_silence(work)
         stem = f"{run.name.replace('/', '-')}-seed{seed}"
         files = self.save(work, stem)
-        passages, typical, why_not = self.check(run, work)
+        checks = self.check(run, work)
         if self.json:
-            print(json.dumps(document(run, work, seed, files, passages, typical, why_not), indent=1))
+            print(json.dumps(document(run, work, seed, files, checks), indent=1))
         else:
-            tell(run, work, seed, files, passages, typical, why_not, streamed=self.count == 1)
+            tell(run, work, seed, files, checks, streamed=self.count == 1)
         return 0
 
     def options(self, run: Run, seed: int) -> dict[str, Any]:
@@ -124,18 +126,33 @@ class Generate:
             return work.save((self.out or Path("out")) / stem, self.formats)
         return work.save(self.out / stem) if self.out else []
 
-    def check(self, run: Run, work: Music | Text) -> tuple[list[Passage], int | None, str]:
-        """The copy check, or why there is none."""
+    def check(self, run: Run, work: Music | Text) -> Checks:
+        """The sample beside the data that the run learned from, or why not."""
         if not self.copy_check:
-            return [], None, ""
+            return Checks()
+        from deeprnn.data import MusicData
         from deeprnn.generation.copy_check import check
+        from deeprnn.generation.musical_statistics import beside_data
         from deeprnn.generation.primers import run_data
 
         try:
             data = run_data(run)
         except UserError as error:
-            return [], None, f"copy check left out, the training data is not here ({error})"
-        return *check(work.sampled, data), ""
+            return Checks(left_out=f"copy check left out, the training data is not here ({error})")
+        counted = beside_data(work.sampled, data) if isinstance(data, MusicData) else None
+        return Checks(*check(work.sampled, data), statistics=counted)
+
+
+class Checks(NamedTuple):
+    """What a sample has in common with the data."""
+
+    passages: list[Passage] = []  # noqa: RUF012 - a default of a tuple, never changed
+    unseen: int | None = None
+    """what unseen pieces of that length share with the training data"""
+    left_out: str = ""
+    """why nothing was compared"""
+    statistics: tuple[MusicalStatistics, MusicalStatistics] | None = None
+    """of the music that was written, and of pieces that the model has not seen"""
 
 
 def stream_text(run: Run, options: dict[str, Any]) -> Text:
@@ -168,10 +185,7 @@ def complain_of_silence(work: Music | Text) -> None:
     console(stderr=True).print(f"warning: no note in {which} of {len(work)}: {advice}")
 
 
-def document(
-    run: Run, work: Music | Text, seed: int, files: list[Path], passages: list[Passage],
-    typical: int | None, why_not: str,
-) -> dict[str, Any]:  # fmt: skip
+def document(run: Run, work: Music | Text, seed: int, files: list[Path], checks: Checks) -> dict[str, Any]:
     """What `--json` prints."""
     import dataclasses
 
@@ -191,23 +205,26 @@ def document(
         "steps_per_second": round(steps / max(work.seconds, 1e-9)),
         "files": [str(path) for path in files],
         "copy_check": {
-            "passages": [dataclasses.asdict(passage) for passage in passages],
-            "unseen": typical,
-            "left_out": why_not or None,
+            "passages": [dataclasses.asdict(passage) for passage in checks.passages],
+            "unseen": checks.unseen,
+            "left_out": checks.left_out or None,
         },
     }
+    if checks.statistics is not None:
+        names = ("sample", "unseen")
+        out["statistics"] = {
+            name: dataclasses.asdict(x) for name, x in zip(names, checks.statistics, strict=True)
+        }
     if isinstance(work, Text):
         out["texts"] = work.texts
     return out
 
 
-def tell(
-    run: Run, work: Music | Text, seed: int, files: list[Path], passages: list[Passage],
-    typical: int | None, why_not: str, streamed: bool,
-) -> None:  # fmt: skip
+def tell(run: Run, work: Music | Text, seed: int, files: list[Path], checks: Checks, streamed: bool) -> None:
     """The same for a person; text goes to stdout, everything about it to stderr."""
     from deeprnn.generation.copy_check import describe
     from deeprnn.generation.outputs import Music
+    from deeprnn.runs.shipped import is_shipped
 
     about = console(stderr=True)
     music = isinstance(work, Music)
@@ -218,15 +235,32 @@ def tell(
     unit = "frames" if music else {"char": "characters", "word": "words"}[run.kind]
     steps = sum(len(sample) for sample in work.sampled)
     label = run.info.get("label", "the model")
+    if is_shipped(run.path):
+        label += f" (the run {run.name!r} that comes with deeprnn)"
     about.print(
         f"{label} wrote {steps:,} {unit} in {work.seconds:.2f} s ({steps / max(work.seconds, 1e-9):,.0f} a second); "
         f"again with --seed {seed}",
         style="dim",
     )
-    for number, (passage, sample) in enumerate(zip(passages, work.sampled, strict=False), 1):
-        which = f"{number}: " if len(passages) > 1 else ""
-        about.print(f"{which}{describe(passage, len(sample), unit, typical)}", style="dim")
-    if why_not:
-        about.print(why_not, style="dim")
+    for number, (passage, sample) in enumerate(zip(checks.passages, work.sampled, strict=False), 1):
+        which = f"{number}: " if len(checks.passages) > 1 else ""
+        about.print(f"{which}{describe(passage, len(sample), unit, checks.unseen)}", style="dim")
+    if checks.left_out:
+        about.print(checks.left_out, style="dim")
+    if checks.statistics is not None:
+        for line in statistics_lines(*checks.statistics):
+            about.print(line, style="dim")
     for path in files:
         console().print(str(path))
+
+
+def statistics_lines(
+    sample: MusicalStatistics, unseen: MusicalStatistics, theirs: str = "unseen data"
+) -> list[str]:
+    """What a musician would count, of a sample and of pieces that the model has not seen, in two columns."""
+    from deeprnn.generation.musical_statistics import NAMES
+
+    longest = max(map(len, NAMES.values()))
+    rows = [("", "written", theirs)]
+    rows += [(NAMES[name], sample.text(name), unseen.text(name)) for name in NAMES]
+    return [f"{label:<{longest}}  {mine:>7}  {data:>{len(theirs)}}" for label, mine, data in rows]

@@ -17,8 +17,9 @@ from deeprnn.errors import UserError, need
 class Serve:
     """Open the page: browse runs, watch them learn, play with what they learned.
 
-    Runs are looked for below the given folders (default: runs/). Nothing leaves this machine: the page
-    needs no network, and the server answers only to localhost unless another --host is given.
+    Runs are looked for below the given folders (default: runs/, beside the run that comes with deeprnn).
+    Nothing leaves this machine: the page needs no network, and the server answers only to localhost unless
+    another --host is given.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
@@ -45,18 +46,22 @@ class Serve:
         need("uvicorn", extra="web")
         need("starlette", extra="web")
         from deeprnn.console import console
+        from deeprnn.runs import shipped
         from deeprnn.web.app import create_app
         from deeprnn.web.limits import Limits
         from deeprnn.web.server import make_server
 
-        folders = self.runs or (Path("runs"),)
+        own = self.runs or (Path("runs"),)
+        folders = own if self.runs else (*own, shipped.FOLDER)
         self._check()
         names = (*self.names, *(() if _is_address(self.host) else (self.host,)))
         limits = Limits(workers=self.workers, threads=self.threads, jobs=self.queue)
         server = make_server(create_app(folders, limits, names, self.editable), limits)
         listener = self._listen()
         url = f"http://{_shown(self.host)}:{listener.getsockname()[1]}/"
-        console().print(f"deeprnn: {', '.join(map(str, folders))} at {url} (Ctrl+C stops)")
+        console().print(
+            f"deeprnn: {', '.join(map(str, self.runs or (Path('runs'),)))} at {url} (Ctrl+C stops)"
+        )
         if not _is_local(self.host):
             console(stderr=True).print(
                 f"warning: {self.host} lets other machines in, and there is no password"

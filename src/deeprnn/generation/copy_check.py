@@ -71,6 +71,14 @@ class Corpus:
             return Passage(0, 0, 0, 0)
         return self._place(sample, *best)
 
+    def shared_windows(self, sample: np.ndarray, length: int) -> np.ndarray:
+        """Where windows of `length` begin in a sample that stand in the corpus, told by their hashes alone."""
+        sample = np.asarray(sample)
+        if len(sample) < length or not len(self._values):
+            return np.zeros(0, np.int64)
+        every = np.arange(len(sample)), np.arange(len(self._values))
+        return self._shared(length, *_prefix(values(sample)), *every)[0]
+
     def _shared(
         self, length: int, prefix: np.ndarray, unshift: np.ndarray, mine: np.ndarray, theirs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -29,6 +29,7 @@ from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.specs import ModelSpec
 from deeprnn.model.structure import dissect
+from deeprnn.runs import shipped
 from deeprnn.runs.checkpoint import MOST_JSON, load_best
 from deeprnn.runs.locking import held
 from deeprnn.runs.reading import read_json, read_regular
@@ -267,14 +268,17 @@ def recipe_digest(recipe: Mapping[str, Any]) -> str:
 
 
 def load_run(path: str | Path) -> Run:
-    """The run in a folder; for a population, its best member by validation."""
-    folder = Path(path)
+    """The run in a folder; for a population, its best member by validation. "bach" comes with the package."""
+    folder = shipped.find(path) or Path(path)
     if (folder / "run.json").exists():
         return Run(folder)
     if (folder / "population.json").exists():
         return best_member(folder)
     if not folder.exists():
-        raise UserError(f"there is no run at {folder}: `deeprnn runs` lists the runs")
+        ours = " or ".join(shipped.names())
+        raise UserError(
+            f"there is no run at {folder}: `deeprnn runs` lists the runs, and {ours} comes with deeprnn"
+        )
     raise UserError(f"{folder} holds no run.json: it is not a run folder. `deeprnn runs` lists the runs")
 
 

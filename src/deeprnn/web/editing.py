@@ -14,6 +14,7 @@ from pathlib import Path
 from deeprnn.errors import UserError
 from deeprnn.files import open_atomically
 from deeprnn.runs.reading import read_json, regular
+from deeprnn.runs.shipped import is_shipped
 from deeprnn.training.tracking import TRACKERS
 from deeprnn.web.library import LARGEST_JSON, Entry, Library, run_id
 from deeprnn.web.refusals import Fields, Refusal
@@ -100,6 +101,8 @@ def _held(library: Library, entry: Entry) -> Iterator[None]:
 
 def _inside(library: Library, entry: Entry) -> None:
     """Refuse a served folder itself, and anything that is not a real folder within one."""
+    if is_shipped(entry.path):
+        raise Refusal(409, f"{entry.summary['name']} comes with deeprnn and cannot be changed")
     real = entry.path.resolve()
     if real != entry.path or not any(folder in real.parents for folder in library.folders):
         raise Refusal(

@@ -16,6 +16,7 @@ from typing import Any
 
 from deeprnn.errors import UserError
 from deeprnn.runs.reading import printable, read_json, read_regular, regular
+from deeprnn.runs.shipped import FOLDER as SHIPPED
 from deeprnn.runs.summary import Curve, summarise
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Refusal
@@ -131,11 +132,11 @@ class Library:
 
     def _scan(self) -> dict[str, Entry]:
         self.scans += 1
-        found = []
+        found, several = [], sum(folder != SHIPPED for folder in self.folders) > 1
         for folder in self.folders:
             for path in _walk(folder, self.limits):
                 name = path.name if path == folder else path.relative_to(folder).as_posix()
-                name = f"{folder.name}/{name}" if len(self.folders) > 1 and path != folder else name
+                name = f"{folder.name}/{name}" if several and path != folder else name
                 id = run_id(path)
                 found.append(Entry(id, path, {"id": id, "name": printable(name), **self._summary(path)}))
         found.sort(key=lambda e: (e.summary["updated"] or "", e.summary["name"]), reverse=True)
