@@ -46,6 +46,11 @@ class Evaluate:
         if not self.threads:
             set_threads(int(found.info.get("environment", {}).get("threads", 0)))
         recipe = Recipe.from_dict(found.recipe)
+        if self.split == "test" and not recipe.evaluation.test:
+            raise UserError(
+                f"{found.path} was trained with evaluation.test=false, as runs of a search are: its test score stays "
+                "unknown. Use --split valid, or train the settings you chose anew, without --no-test"
+            )
         data = load_data(recipe.data)
         if data.kind != "music" and found.vocabulary != data.vocabulary:  # type: ignore[union-attr]
             raise UserError(

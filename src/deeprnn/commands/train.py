@@ -64,6 +64,8 @@ class Train:
     """CPU threads; 0: the number that is fastest now, which the run then keeps"""
     ledger: Path | None = None
     """also write the finished run's entry into this folder"""
+    no_test: bool = False
+    """never score the test part, now or later: for runs of a search (the recipe's evaluation.test = false)"""
     tensorboard: bool = False
     """write TensorBoard logs into the run folder"""
     quiet: bool = False
@@ -104,6 +106,8 @@ class Train:
         )
         members = [(name, text) for name, text in (("seeds", self.seeds), ("rates", self.rates)) if text]
         recipe = apply(recipe, [*overrides, *members])
+        if self.no_test:
+            recipe = override(recipe, {"evaluation.test": False})
         if recipe.model.cell:  # a person asks for it, here or in a recipe of theirs: its code may run
             recipe = override(recipe, {"model.cell": lookup.load(recipe.model.cell)})
         recipe = rooted(recipe)

@@ -49,6 +49,11 @@ class Entry:
         """The paper's short name for the model: rnn, dts, dots, srnn, dots-star, or an extra one."""
         return self.recipe.model.kind
 
+    @property
+    def has_test(self) -> bool:
+        """Whether the test part was scored: a search's runs never do."""
+        return self.recipe.evaluation.test
+
     def value(self, split: str = "test") -> float:
         """The headline metric of a split."""
         return float(self.raw["result"][split][HEADLINE[self.kind].key])
@@ -129,7 +134,7 @@ def without_idle(recipe: Recipe) -> dict[str, Any]:
     read = ("name", "warmup", *SCHEDULES[recipe.schedule.name])
     own["schedule"] |= {k: v for k, v in default["schedule"].items() if k not in read}
     if recipe.evaluation.streams == 1:  # exact, however many steps are taken at a time
-        own["evaluation"] = default["evaluation"]
+        own["evaluation"] = {**default["evaluation"], "test": recipe.evaluation.test}
     return own
 
 
@@ -178,7 +183,9 @@ def _entry(path: Path, raw: Any) -> Entry:
     if kind not in HEADLINE:
         raise UserError(f"data.kind must be one of {', '.join(HEADLINE)}, got {kind!r}")
     entry = Entry(path, raw, Recipe.from_dict(raw["recipe"]), _whole(raw["seed"], "seed"), kind)
-    for split in SPLITS:
+    if not entry.has_test and "test" in raw["result"]:
+        raise UserError("recipe.evaluation.test is false, but there is a result.test")
+    for split in SPLITS if entry.has_test else SPLITS[:2]:
         if not math.isfinite(entry.value(split)):
             raise UserError(f"result.{split} is {entry.value(split)}")
     _whole(raw["result"]["best_epoch"], "result.best_epoch")

@@ -26,7 +26,7 @@ from deeprnn.errors import UserError
 from deeprnn.model import metrics
 from deeprnn.model.models import build
 from deeprnn.training import rng
-from deeprnn.training.evaluate import Data, evaluation_plan, mean_nats, scorable, score, summarise
+from deeprnn.training.evaluate import Data, evaluation_plan, mean_nats, scorable, score, summarise, visible
 from deeprnn.training.flat import Layout
 from deeprnn.training.recipe import Recipe
 from deeprnn.training.schedule import Schedule
@@ -108,6 +108,7 @@ class Trainer:
         pretrained: Sequence[Source | None] | None = None,
         engine: Callable[[Updater], Engine] = engine_for,
     ) -> None:
+        data = visible(data, recipe.evaluation)
         self.recipe, self.data, self.device = recipe, data, torch.device(device)
         self.members = members_of(recipe)
         self.spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
@@ -328,7 +329,7 @@ class Trainer:
         return {k: v.clone() for k, v in self.layout.views(self.best[member].cpu()).items()}
 
     def results(self, watchers: Sequence[Watcher] = ()) -> list[dict[str, Any] | None]:
-        """The best parameters of each member scored on every split, in every convention.
+        """The best parameters of each member scored on every split that the recipe lets it see, in every convention.
 
         None for a member that diverged before it had any.
         """

@@ -19,9 +19,9 @@ from deeprnn.files import CannotWrite
 from deeprnn.runs import checkpoint
 from deeprnn.runs.folder import Run, change_run, environment, load_run, population
 from deeprnn.runs.locking import lock
-from deeprnn.training import memory, mending, saving, threads
+from deeprnn.training import commutative, memory, mending, saving, threads
 from deeprnn.training.cuda_graph import SETUP
-from deeprnn.training.evaluate import Data, scorable
+from deeprnn.training.evaluate import Data, scorable, visible
 from deeprnn.training.loop import (
     Engine,
     MemberName,
@@ -148,8 +148,9 @@ def run_recipe(
             raise UserError(
                 f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
             )
-        data = data or load_data(recipe.data)
+        data = visible(data or load_data(recipe.data), recipe.evaluation)
         memory.check(recipe, data, device)
+        commutative.check(recipe, data)
         if recipe.pretrain.run and not (folder / "recipe.toml").exists():
             for source in _sources(recipe):  # before there is anything in the folder
                 check_transfer(recipe, data, source)

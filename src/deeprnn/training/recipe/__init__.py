@@ -103,6 +103,8 @@ class ModelPart:
     """a cell in place of the paper's ⊕: lstm, gru, rhn, …, my_cells.py:Paced or my_package.my_module:Paced"""
     cell_options: tuple[str, ...] = ()
     """arguments of the cell: depth=5,zoneout=0.1"""
+    input_hidden: tuple[int, ...] = ()
+    """hidden layers between the input and the first level: the deep input-to-hidden function of Sec. 3.2"""
 
     @property
     def name(self) -> str:
@@ -111,10 +113,16 @@ class ModelPart:
 
     def spec(self, size: int, categorical: bool, dropout: Dropout) -> ModelSpec:
         """The whole model for data with `size` inputs and outputs."""
+        if self.cell and self.input_hidden:
+            raise UserError(
+                f"model.input_hidden={list(self.input_hidden)} stands before the paper's ⊕, not before the cell "
+                f"{self.cell}: leave one of the two out"
+            )
         return assemble(
             input_size=size,
             output_size=size,
             hidden_sizes=self.hidden,
+            input_mlp=self.input_hidden,
             intermediate=self.intermediate,
             output_hidden=self.output_hidden,
             shortcut=self.shortcut,
@@ -177,7 +185,7 @@ class SchedulePart:
 
 @dataclass(frozen=True)
 class RegulariserPart:
-    """Weight noise and dropout, both in training alone."""
+    """Weight noise, dropout and a commutative ⊕, all in training alone."""
 
     weight_noise: float = 0.0
     """standard deviation of the Gaussian added to every weight matrix for each gradient"""
@@ -187,6 +195,8 @@ class RegulariserPart:
     dropout_intermediate: float = 0.0
     dropout_output: float = 0.0
     dropout_per_sequence: bool = False
+    commutative: float = 0.0
+    """weight of ‖e ⊕ h − h ⊕ e‖², averaged over steps: Sec. 4's suggestion; input and state need one size"""
 
     @property
     def dropout(self) -> Dropout:
@@ -239,6 +249,8 @@ class EvaluationPart:
     """songs side by side"""
     streams: int = 1
     """parallel streams of a text; 1 is exact"""
+    test: bool = True
+    """false: the test part is not even kept in memory, so that nothing can score it; for runs of a search"""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
     "schedule.floor": (0, 1 + 1e-12, "between 0 and 1"),
     "schedule.warmup": (0, math.inf, "not negative"),
     "regulariser.weight_noise": (0, math.inf, "not negative and finite"),
+    "regulariser.commutative": (0, math.inf, "not negative and finite"),
     "stop.patience": (0, math.inf, "not negative"),
     "stop.epochs": (0, math.inf, "not negative"),
     "stop.minutes": (0, math.inf, "not negative and finite"),
