@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.model import paper
-from deeprnn.reproduction import cells, speed, statistics, tables
+from deeprnn.reproduction import cells, speed, tables
 from deeprnn.reproduction.entries import read_entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
 from tests.reproduction.ledger import entry, write
@@ -202,16 +201,6 @@ def test_one_seed_proves_nothing(tmp_path: Path):
     verdict = ledger_of(tmp_path, [8.4], {"dts": [8.0]})
     assert not verdict.deep_wins
     assert "one seed, no test" in verdict.text
-
-
-def test_paired_t_test_agrees_with_scipy():
-    stats = pytest.importorskip("scipy.stats")
-    draw = random.Random(0)
-    for count in (2, 3, 5, 12):
-        deep = [draw.gauss(0.0, 1.0) for _ in range(count)]
-        shallow = [draw.gauss(0.6, 1.0) for _ in range(count)]
-        ours = statistics.paired(deep, shallow).p
-        assert ours == pytest.approx(stats.ttest_rel(deep, shallow).pvalue, rel=1e-10)
 
 
 # ---- README and figures

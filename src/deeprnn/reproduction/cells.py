@@ -184,7 +184,7 @@ class Verdict:
     data: str
     model: str | None = None
     """of the deep models, the one with the lowest mean on validation; None where nothing can be compared"""
-    test: statistics.Paired | None = None
+    test: statistics.Comparison | None = None
     unlike: str = ""
     """what the two were not trained alike in"""
     star: Verdict | None = None
