@@ -20,6 +20,8 @@ class Evaluate:
     """a rate above zero: dynamic evaluation, which learns from each chunk after scoring it"""
     chunk: int = 50
     """dynamic: steps between two updates"""
+    clean: bool = False
+    """also without the pieces that have a near-duplicate in the training part (`deeprnn data audit`)"""
     device: str = "auto"
     """auto, cpu or cuda"""
     threads: int = 0
@@ -56,6 +58,8 @@ class Evaluate:
             raise UserError(
                 f"{recipe.data.name} has changed since {found.path} was trained: its vocabulary differs"
             )
+        if self.clean and (self.dynamic or self.split == "train"):
+            raise UserError("--clean is for the validation and test parts, and not for dynamic evaluation")
         model = found.model().to(pick_device(self.device))
         with run_view.ScoringBar(f"scoring {self.split}") as progress:
             if self.dynamic:
@@ -63,6 +67,10 @@ class Evaluate:
                 scores = dynamic_evaluation(model, data, self.split, **options)
             else:
                 scores = evaluate(model, data, self.split, recipe.evaluation, progress)
+        if self.clean:
+            from deeprnn.training.clean import evaluate_clean
+
+            scores |= evaluate_clean(model, data, self.split, recipe.evaluation)
         if self.json:
             how = {"dynamic": self.dynamic} if self.dynamic else {}
             print(json.dumps({"run": str(found.path), "split": self.split, **how, **scores}))
