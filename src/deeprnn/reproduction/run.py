@@ -30,6 +30,7 @@ from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Place, Say, run_job
 from deeprnn.reproduction.plan import Job, Plan, make_plan, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
+from deeprnn.training.loop import NonFinite
 from deeprnn.training.recipe import DataPart, Recipe
 from deeprnn.training.saving import catch_signals
 
@@ -56,6 +57,8 @@ class Settings:
     overrides: tuple[str, ...] = ()
     root: Path = ROOT
     ledger: Path = FOLDER
+    record_cut_off: bool = True
+    """score what the budget ends and enter it, marked; a study does not, whose runs are scored once"""
 
 
 def default_jobs(device: str) -> int:
@@ -70,6 +73,10 @@ class Outcome:
     finished: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    diverged: list[str] = field(default_factory=list)
+    """of those that failed, the ones all of whose members diverged"""
+    over: bool = False
+    """whether the budget ended it"""
     signal: int = 0
 
     @property
@@ -129,6 +136,13 @@ def reproduce(settings: Settings, say: Say = print, entered: Callable[[], None] 
     say(describe(plan, settings))
     for name in dict.fromkeys(job.recipe.data.name for job in plan.jobs):
         sources.find(name)  # missing data is an error now, not after an hour
+    return run_plan(plan, settings, say, entered)
+
+
+def run_plan(
+    plan: Plan, settings: Settings, say: Say = print, entered: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Run jobs in the order they are given, each after what it needs."""
     outcome = Outcome()
     if plan.jobs:
         with catch_signals() as received, _sharing(settings):
@@ -178,6 +192,7 @@ class _Runner:
                 for future in done:
                     self._ended(future, self.running.pop(future))
         self.outcome.unfinished += [job.name for job in self.waiting]
+        self.outcome.over = self.budget_over.is_set()
         if self.received and not self.budget_over.is_set():
             self.outcome.signal = self.received[0]
 
@@ -200,6 +215,8 @@ class _Runner:
         if error is not None:  # one job's failure costs the others nothing
             told = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error))
             self.outcome.failed[job.name] = told.strip()
+            if isinstance(error, NonFinite):
+                self.outcome.diverged.append(job.name)
             self.say(f"{job.name}: failed: {told.strip()}")
         elif future.result():
             self.outcome.finished.append(job.name)
@@ -224,7 +241,7 @@ class _Runner:
         folder = s.root / job.folder_name
         if self.processes:
             return pool.submit(_in_process, job.name, job.recipe, job.stage, folder, s, self.began)
-        why = lambda: _cut(s) if self.budget_over.is_set() else ""  # noqa: E731
+        why = lambda: _cut(s) if self.budget_over.is_set() and s.record_cut_off else ""  # noqa: E731
         place = Place(s.root, s.ledger, s.device, self.received, why)
         return pool.submit(_in_thread, job.name, job.recipe, job.stage, folder, place, self.say)
 
@@ -309,6 +326,6 @@ def _in_process(
         sys.stdout.write(f"[{time.monotonic() - began:6.1f} s] {text}\n")
         sys.stdout.flush()
 
-    why = lambda: _cut(settings) if _STOP.budget.value else ""  # noqa: E731
+    why = lambda: _cut(settings) if _STOP.budget.value and settings.record_cut_off else ""  # noqa: E731
     place = Place(settings.root, settings.ledger, settings.device, _Received(), why)
     return _in_thread(name, recipe, stage, folder, place, say)
