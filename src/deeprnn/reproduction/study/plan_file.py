@@ -120,7 +120,14 @@ def recipes_of(
     shared = {**family.settings, **family.by_data.get(data, {})}
     own = {**contender.settings, **contender.by_data.get(data, {})}
     seeds = list((study.seeds if final else study.search_seeds)[:1])
-    fixed = {"seeds": seeds, "rates": [], "model.kind": contender.name, "evaluation.test": final}
+    # A trial that diverges must end alone, not with the population it trains in.
+    fixed = {
+        "optimiser.nonfinite": "skip",
+        "seeds": seeds,
+        "rates": [],
+        "model.kind": contender.name,
+        "evaluation.test": final,
+    }
     recipe = override(load_recipe(contender.recipe.format(data=data)), {**shared, **own, **trial, **fixed})
     if contender.length != 1:
         epochs = round(contender.length * recipe.stop.epochs)
@@ -129,7 +136,10 @@ def recipes_of(
     if stage is None:
         return recipe, None
     of_stage = {k: v for k, v in {**shared, **trial}.items() if not k.startswith(("model.", "pretrain."))}
-    stage = override(stage, {**of_stage, "evaluation.test": False, "seeds": seeds, "rates": []})
+    stage = override(
+        stage,
+        {**of_stage, "optimiser.nonfinite": "skip", "evaluation.test": False, "seeds": seeds, "rates": []},
+    )
     plain = stage.model.kind == "dts" and stage.model.shortcut == "none"
     return recipe, replace(stage, model=replace(stage.model, kind="dt" if plain else stage.model.kind))
 
