@@ -199,6 +199,7 @@ def test_nothing_is_scored_when_the_time_ends_a_final_run(toy, monkeypatch):
     assert not list((ledger / "runs").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_is_noted_and_not_waited_for(toy):
     study, settings, ledger = toy
     study.path.write_text(study.path.read_text().replace("[0.01, 0.03]", "[0.01, 1e30]"))

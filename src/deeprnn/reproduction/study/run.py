@@ -14,7 +14,7 @@ from deeprnn.errors import UserError
 from deeprnn.files import write_json
 from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Say
-from deeprnn.reproduction.plan import Job
+from deeprnn.reproduction.plan import Job, member_recipes
 from deeprnn.reproduction.run import Outcome, Settings, minutes, run_plan
 from deeprnn.reproduction.study.jobs import Runs, study_plan
 from deeprnn.reproduction.study.plan_file import Study
@@ -23,7 +23,7 @@ from deeprnn.runs.folder import Run, commit, now
 from deeprnn.runs.locking import lock
 from deeprnn.training import saving
 from deeprnn.training.loop import members_of
-from deeprnn.training.recipe import Recipe
+from deeprnn.training.recipe import Recipe, override
 
 STARTED, DIVERGED, ENTRIES = "started.json", "diverged.json", "runs"
 
@@ -124,10 +124,21 @@ def run_study(study: Study, settings: Settings, ledger: Path, say: Say = print) 
                 ledger,
             )
             total.finished += outcome.finished
-            total.failed |= {name: e for name, e in outcome.failed.items() if name not in outcome.diverged}
+            runs, jobs = read_runs(ledger), {job.name: job for job in plan.jobs}
+            total.failed |= {n: why for n, why in outcome.failed.items() if not _has_ended(jobs[n], runs)}
             if outcome.signal or outcome.over:
                 total.unfinished, total.signal, total.over = outcome.unfinished, outcome.signal, outcome.over
                 return total
+
+
+def _has_ended(job: Job, runs: Runs) -> bool:
+    """Whether a job that failed did so because it, or the first stage it needs, diverged: nothing is left of it."""
+    stage = job.stage
+    return all(
+        runs.ended(member, stage and override(stage, {"seeds": [seed]}))
+        for seed, several in member_recipes(job.recipe).items()
+        for member in several
+    )
 
 
 def _note_diverged(jobs: Sequence[Job], settings: Settings, ledger: Path) -> None:
