@@ -42,7 +42,7 @@ MODELS = {
 def recipe_for(changes: dict, seed: int, epochs: int) -> Recipe:
     """One training for all models: only the transition differs."""
     shared = {
-        "model.hidden": UNITS, "optimiser.name": "adamw", "optimiser.rate": 0.001, "schedule.name": "constant",
+        "data.lanes": 8, "model.hidden": UNITS, "optimiser.name": "adamw", "optimiser.rate": 0.001, "schedule.name": "constant",
         "stop.epochs": epochs, "stop.patience": 0, "evaluation.test": False, "seeds": [seed],
     }  # fmt: skip
     return override(load_recipe("paper/jsb/dts"), {**shared, **changes})
