@@ -42,7 +42,8 @@ MODELS = {
 def recipe_for(changes: dict, seed: int, epochs: int) -> Recipe:
     """One training for all models: only the transition differs."""
     shared = {
-        "data.lanes": 8, "model.hidden": UNITS, "optimiser.name": "adamw", "optimiser.rate": 0.001, "schedule.name": "constant",
+        "data.lanes": 8, "model.hidden": UNITS, "optimiser.name": "adamw", "optimiser.rate": 0.003,
+        "schedule.name": "constant",
         "stop.epochs": epochs, "stop.patience": 0, "evaluation.test": False, "seeds": [seed],
     }  # fmt: skip
     return override(load_recipe("paper/jsb/dts"), {**shared, **changes})
@@ -52,8 +53,8 @@ def ratios(model: SequenceModel, songs: list[np.ndarray]) -> list[float]:
     """Median over songs of the norm k steps back as a share of that at the last step, k = 0 .. STEPS."""
     level, rows = model.levels[0], []
     for song in songs:
-        frames = torch.from_numpy(song[: STEPS + 2].astype(np.float32))
-        h, states = torch.zeros(1, UNITS, requires_grad=True), []
+        frames = torch.from_numpy(song[: STEPS + 2].astype(np.float64))  # single precision ends at 1e-45
+        h, states = torch.zeros(1, UNITS, dtype=torch.float64, requires_grad=True), []
         for x in frames[:-1]:
             h = level(x[None], h)
             states.append(h)
@@ -79,7 +80,7 @@ def measure(seeds: list[int], epochs: int) -> dict:
                     out["valid"].setdefault(name, []).append(trainer.schedule.members[0].best)
                 model = SequenceModel(trainer.spec)
                 model.load_state_dict(dict(trainer.layout.views(trainer.updater.parameters[0])))
-                out[moment].setdefault(name, []).append(ratios(model, songs))
+                out[moment].setdefault(name, []).append(ratios(model.double(), songs))
     return out
 
 
@@ -90,7 +91,7 @@ def figure(found: dict) -> bytes:
         axes = drawn.add_subplot(1, 2, place)
         dress(axes, f"Gradient k steps back, {title}", "share of the last step's norm")
         for name, rows in found[moment].items():
-            line = np.exp(np.log(np.maximum(np.array(rows), 1e-45)).mean(0))
+            line = np.exp(np.log(np.array(rows)).mean(0))
             style = "--" if name.startswith("DT,") else "-"
             colour = SERIES[0 if name == "RNN" else 1 if "2" in name else 2]
             axes.plot(range(len(line)), line, style, color=colour, label=name, linewidth=1.8)
