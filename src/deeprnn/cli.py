@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data get": ("data:DataGet", "download a benchmark set, verified"),
     "data show": ("data:DataShow", "look at a data set: a piano roll or a text sample"),
     "data import": ("data:DataImport", "read your own MIDI, text or array files, with a report per file"),
+    "data audit": ("data_audit:DataAudit", "what stands in two splits: duplicates, transposed or edited"),
     "describe": ("describe:Describe", "any model: equations, shapes, counts, and its picture"),
     "export": ("export:Export", "a trained run as ONNX, whole-sequence or one-step"),
     "bench": ("bench:Bench", "measure the backends beside their peers"),

@@ -208,7 +208,7 @@ def test_commutativity():
 
 
 def test_commutativity_needs_equal_sizes():
-    with pytest.raises(UserError, match="input_size == hidden_size"):
+    with pytest.raises(UserError, match="size: this ⊕ has an input of 4"):
         Plus(4, 5).commutativity(torch.zeros(1, 4), torch.zeros(1, 5))
 
 

@@ -32,6 +32,8 @@ class Evaluate:
     """dynamic: share, or several, by which the parameters fall back to the trained ones after each update (0)"""
     chunk: int = 50
     """dynamic: steps between two updates"""
+    clean: bool = False
+    """also without the pieces that have a near-duplicate in the training part (`deeprnn data audit`)"""
     device: str = "auto"
     """auto, cpu or cuda"""
     threads: int = 0
@@ -58,11 +60,18 @@ class Evaluate:
         if not self.threads:
             set_threads(int(found.info.get("environment", {}).get("threads", 0)))
         recipe = Recipe.from_dict(found.recipe)
+        if self.split == "test" and not recipe.evaluation.test:
+            raise UserError(
+                f"{found.path} was trained with evaluation.test=false, as runs of a search are: its test score stays "
+                "unknown. Use --split valid, or train the settings you chose anew, without --no-test"
+            )
         data = load_data(recipe.data)
         if data.kind != "music" and found.vocabulary != data.vocabulary:  # type: ignore[union-attr]
             raise UserError(
                 f"{recipe.data.name} has changed since {found.path} was trained: its vocabulary differs"
             )
+        if self.clean and (self.dynamic or self.split == "train"):
+            raise UserError("--clean is for the validation and test parts, and not for dynamic evaluation")
         model = found.model().to(pick_device(self.device))
         how: dict[str, Any] = {}
         if self.decay and not self.dynamic:
@@ -72,6 +81,10 @@ class Evaluate:
         else:
             with run_view.ScoringBar(f"scoring {self.split}") as progress:
                 scores = evaluate(model, data, self.split, recipe.evaluation, progress)
+        if self.clean:
+            from deeprnn.training.clean import evaluate_clean
+
+            scores |= evaluate_clean(model, data, self.split, recipe.evaluation)
         if self.json:
             print(json.dumps({"run": str(found.path), "split": self.split, **how, **scores}))
             return 0

@@ -33,6 +33,8 @@ class Report:
     """rewrite the results of this Markdown file, between its two markers"""
     figures: Path | None = None
     """draw the ledger's figures into this folder"""
+    study: str = ""
+    """a study's answers in place of the tables: depth, …, or a plan's .toml file"""
     ledger: Path = Path("results/runs")
     """folder of the ledger's entries"""
     against: Path | None = None
@@ -44,6 +46,8 @@ class Report:
         """Print or write what is asked for."""
         if self.runs or self.html:
             return self._page()
+        if self.study:
+            return self._study()
         from deeprnn.reproduction import tables
 
         entries = tables.read_ledger(self.ledger)
@@ -82,4 +86,24 @@ class Report:
         path = self.html or Path("out/report.html")
         write_report(collect(self.runs), path)
         print(path)
+        return 0
+
+    def _study(self) -> int:
+        from deeprnn.files import write_atomically
+        from deeprnn.reproduction.study.analysis import results, text
+        from deeprnn.reproduction.study.figure import study_figure
+        from deeprnn.reproduction.study.plan_file import read_study
+        from deeprnn.reproduction.study.run import check_plan, read_runs, study_ledger
+
+        study, ledger = read_study(self.study), study_ledger(self.study, self.ledger)
+        check_plan(study, ledger)
+        found = results(study, read_runs(ledger))
+        if self.figures:
+            path = self.figures / f"study-{study.name}.png"
+            write_atomically(path, study_figure(found))
+            print(path)
+        elif self.json:
+            print(json.dumps(found.to_dict(), indent=1, ensure_ascii=False))
+        else:
+            print(text(found))
         return 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from deeprnn.reproduction.run import Settings
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,9 @@ class Reproduce:
     What the ledger has is skipped; an interrupted call goes on where it stopped. For example:
     `deeprnn reproduce --fresh --seeds 11..15` trains everything anew and compares it with what is published,
     `deeprnn reproduce --only nottingham/dts --budget 30`, `deeprnn reproduce --plan` to see the plan.
+
+    `--study depth` runs a study instead: contenders with one grid, chosen on validation, then new seeds scored on
+    test once. `deeprnn report --study depth` tells what came of it.
     """
 
     only: tuple[str, ...] = ()
@@ -24,6 +30,10 @@ class Reproduce:
     """how many seeds of each cell, or which: 5, 11..15 or 3,7 (5 for music, 3 for language)"""
     budget: float | None = None
     """minutes after which nothing is started and what runs is saved"""
+    study: str = ""
+    """run a study in place of the cells: depth, pretraining, input, commutative or extras, or a plan's .toml file"""
+    minutes: float | None = None
+    """the same as --budget"""
     device: str = "auto"
     """auto, cpu or cuda"""
     jobs: int | None = None
@@ -41,7 +51,7 @@ class Reproduce:
     runs: Path | None = None
     """where the run folders go (runs/reproduce, or runs/fresh)"""
     ledger: Path | None = None
-    """folder of the ledger's entries (results/runs, or ledger/ in the folder of the fresh runs)"""
+    """folder of the ledger's entries (results/runs, ledger/ in the folder of the fresh runs, results/studies/NAME)"""
     published: Path = Path("results/runs")
     """with --fresh: the ledger to compare with"""
 
@@ -62,14 +72,15 @@ class Reproduce:
         )
         from deeprnn.training.session import pick_device
 
-        device = str(pick_device(self.device))
+        ahead = self.plan and self.device.startswith("cuda")  # the time on a GPU, wherever the plan is shown
+        device = self.device if ahead else str(pick_device(self.device))
         jobs = self.jobs if self.jobs is not None else default_jobs(device)
         root = self.runs or (Path("runs/fresh") if self.fresh else ROOT)
         settings = Settings(
             only=self.only,
             extras=self.extras,
             seeds=parse_seeds(self.seeds) if self.seeds else None,
-            budget=self.budget,
+            budget=self.budget or self.minutes,
             device=device,
             jobs=jobs,
             overrides=self.override,
@@ -79,6 +90,8 @@ class Reproduce:
             engine=self.engine,
             address=self.address,
         )
+        if self.study:
+            return self._study(settings)
         if self.plan:
             console().print(describe(plan_of(settings), settings))
             return 0
@@ -92,4 +105,33 @@ class Reproduce:
             print(f"failed: {name}: {error}")
         if outcome.unfinished:
             print(f"not finished: {', '.join(outcome.unfinished)}. The same command goes on with them.")
+        return outcome.status
+
+    def _study(self, settings: Settings) -> int:
+        """Go on with a study, or show its plan."""
+        from dataclasses import replace
+
+        from deeprnn.console import console
+        from deeprnn.errors import UserError
+        from deeprnn.reproduction.entries import FOLDER
+        from deeprnn.reproduction.study.analysis import results, text
+        from deeprnn.reproduction.study.plan_file import read_study
+        from deeprnn.reproduction.study.run import describe_study, read_runs, run_study, study_ledger
+
+        study, ledger = read_study(self.study), study_ledger(self.study, self.ledger or FOLDER)
+        if self.seeds or self.override or self.extras or self.fresh:
+            raise UserError(
+                "--seeds, --override, --extras and --fresh are not for a study: its plan says what is run"
+            )
+        if self.runs is None:
+            settings = replace(settings, root=Path("runs/studies") / study.name)
+        if self.plan:
+            console().print(describe_study(study, settings, ledger))
+            return 0
+        outcome = run_study(study, settings, ledger, say=lambda line: print(line, flush=True))
+        print("\n" + text(results(study, read_runs(ledger))))
+        for name, error in outcome.failed.items():
+            print(f"failed: {name}: {error}")
+        if outcome.unfinished:
+            print(f"not finished: {len(outcome.unfinished)} populations. The same command goes on with them.")
         return outcome.status

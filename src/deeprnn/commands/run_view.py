@@ -262,8 +262,9 @@ def conclusion(folder: Path) -> None:
     own = import_option(found[0].recipe["model"].get("cell", ""))
     me, place = program(), f"{shlex.quote(str(folder))} {own}".rstrip()
     root = folder.parent if str(folder.parent) != "runs" else ""
+    part = "" if found[0].recipe["evaluation"].get("test", True) else " --split valid"
     steps = [
-        (f"{me} evaluate {place}", "every metric convention"),
+        (f"{me} evaluate {place}{part}", "every metric convention"),
         (f"{me} generate {place}", "let it write"),
         (f"{me} runs {shlex.quote(str(root)) if root else ''}".rstrip(), "all runs so far"),
     ]

@@ -79,6 +79,8 @@ class Train:
     """with --sweep: how many"""
     sampler: Literal["grid", "random", "tpe"] = "tpe"
     """with --sweep: how they are chosen"""
+    no_test: bool = False
+    """never score the test part, now or later: for runs of a search (the recipe's evaluation.test = false)"""
     quiet: bool = False
     """print nothing but errors"""
     json: bool = False
@@ -120,6 +122,8 @@ class Train:
         given = {"seeds": self.seeds, "rates": self.rates, "transpositions": self.transpositions}
         members = [(name, text) for name, text in given.items() if text]
         recipe = apply(recipe, [*overrides, *members])
+        if self.no_test:
+            recipe = override(recipe, {"evaluation.test": False})
         if recipe.model.cell:  # a person asks for it, here or in a recipe of theirs: its code may run
             recipe = override(recipe, {"model.cell": lookup.load(recipe.model.cell)})
         recipe = rooted(recipe)

@@ -1,8 +1,6 @@
 """Copy check: the longest passage a sample shares with the training data.
 
-Windows are compared by hash. With random 64-bit values v for the symbols and an odd base B, the prefix
-sums G_i = Σ_{j<i} v_j·B^j (modulo 2^64) give every window's hash as (G_{i+L} − G_i)·B^{-i}: whole-array
-arithmetic, no loop over the data. A shared passage of length L holds shared passages of every shorter
+Windows are compared by hash (`data.window_hashes`). A shared passage of length L holds shared passages of every shorter
 length, so that each step of the search looks only where the step before it found something.
 """
 
@@ -14,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from deeprnn.data.window_hashes import prefix_sums, random_values, values, windows
+
 if TYPE_CHECKING:
     from deeprnn.data import MusicData, TextData
-
-BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
-INVERSE = pow(BASE, -1, 1 << 64)
 
 
 @dataclass(frozen=True)
@@ -42,18 +39,18 @@ class Corpus:
         # One value that no sample can hold stands after every piece, so that no window spans two.
         self.starts = np.cumsum(lengths + 1) - (lengths + 1)
         self._values = np.zeros(int((lengths + 1).sum()), np.uint64)
-        fence = _random(1, seed=2)[0]
+        fence = random_values(1, seed=2)[0]
         for start, piece in zip(self.starts, pieces, strict=True):
             self._values[start : start + len(piece)] = values(piece)
             self._values[start + len(piece)] = fence
-        self._prefix, self._unshift = _prefix(self._values)
+        self._prefix, self._unshift = prefix_sums(self._values)
 
     def longest(self, sample: np.ndarray) -> Passage:
         """The longest passage of `sample` that stands in the corpus; of several, the first in the sample."""
         sample = np.asarray(sample)
         if not len(sample) or not len(self._values):
             return Passage(0, 0, 0, 0)
-        prefix, unshift = _prefix(values(sample))
+        prefix, unshift = prefix_sums(values(sample))
         best: tuple[int, np.ndarray, np.ndarray] | None = None
         low, high = 0, min(len(sample), len(self._values)) + 1  # found at low, not at high
         mine, theirs = np.arange(len(sample)), np.arange(len(self._values))
@@ -77,7 +74,7 @@ class Corpus:
         if len(sample) < length or not len(self._values):
             return np.zeros(0, np.int64)
         every = np.arange(len(sample)), np.arange(len(self._values))
-        return self._shared(length, *_prefix(values(sample)), *every)[0]
+        return self._shared(length, *prefix_sums(values(sample)), *every)[0]
 
     def _shared(
         self, length: int, prefix: np.ndarray, unshift: np.ndarray, mine: np.ndarray, theirs: np.ndarray
@@ -85,15 +82,15 @@ class Corpus:
         """Of the candidate starts, those whose windows of `length` occur on both sides."""
         mine = mine[mine + length < len(prefix)]
         theirs = theirs[theirs + length < len(self._prefix)]
-        hashes = _windows(prefix, unshift, mine, length)
+        hashes = windows(prefix, unshift, mine, length)
         known = np.unique(hashes)
         keep = []
         for block in np.array_split(theirs, max(1, len(theirs) >> 18)):  # blocks that fit the cache
-            h = _windows(self._prefix, self._unshift, block, length)
+            h = windows(self._prefix, self._unshift, block, length)
             slot = np.minimum(np.searchsorted(known, h), max(0, len(known) - 1))
             keep.append(block[known[slot] == h] if len(known) else block[:0])
         theirs = np.concatenate(keep)
-        return mine[np.isin(hashes, _windows(self._prefix, self._unshift, theirs, length))], theirs
+        return mine[np.isin(hashes, windows(self._prefix, self._unshift, theirs, length))], theirs
 
     def _place(self, sample: np.ndarray, length: int, mine: np.ndarray, theirs: np.ndarray) -> Passage:
         """Turn starts into a passage, seen to be equal symbol by symbol."""
@@ -106,16 +103,6 @@ class Corpus:
                 name = self.names[piece] if piece < len(self.names) else ""
                 return Passage(length, at, piece, position, name)
         return self.longest(sample[:at])  # two hashes in 2^64 agreed by chance
-
-
-def values(sequence: np.ndarray) -> np.ndarray:
-    """A 64-bit value for every frame (T, K) or symbol (T,): equal for equal ones, else different but for chance."""
-    sequence = np.asarray(sequence)
-    if sequence.ndim == 2:
-        weights = _random(sequence.shape[1], seed=1)
-        return ((sequence != 0).astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64) + np.uint64(1)
-    top = int(sequence.max(initial=0)) + 1
-    return _random(top, seed=1)[sequence]
 
 
 def check(samples: Sequence[np.ndarray], data: MusicData | TextData) -> tuple[list[Passage], int | None]:
@@ -146,23 +133,3 @@ def describe(passage: Passage, total: int, unit: str, typical: int | None = None
         f"({share:.0f} %), from {passage.at + 1}, found{where} at {passage.position + 1}"
     )
     return line + (f"; an unseen test piece shares {typical}" if typical is not None else "")
-
-
-def _random(count: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 1 << 64, count, np.uint64, endpoint=False)
-
-
-def _prefix(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """G of n + 1 sums, and B^{-i} that shifts a window back to the beginning."""
-    n = len(v)
-    powers = np.full(n, BASE, np.uint64)
-    unshift = np.full(n, INVERSE, np.uint64)
-    powers[:1] = unshift[:1] = 1
-    powers, unshift = np.cumprod(powers, dtype=np.uint64), np.cumprod(unshift, dtype=np.uint64)
-    prefix = np.zeros(n + 1, np.uint64)
-    np.cumsum(v * powers, out=prefix[1:], dtype=np.uint64)
-    return prefix, unshift
-
-
-def _windows(prefix: np.ndarray, unshift: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    return (prefix[starts + length] - prefix[starts]) * unshift[starts]

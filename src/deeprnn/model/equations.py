@@ -138,9 +138,18 @@ def operator_rnn(
     return predict(h), h
 
 
-def commutativity_penalty(a: Tensor, b: Tensor, plus: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """mean over the batch of ‖a ⊕ b − b ⊕ a‖²: zero when ⊕ commutes.  Sec. 4."""
-    return (plus(a, b) - plus(b, a)).square().sum(-1).mean()
+def commutativity_penalty(
+    a: Tensor, b: Tensor, plus: Callable[[Tensor, Tensor], Tensor], counted: Tensor | None = None
+) -> Tensor:
+    """mean over the batch of ‖a ⊕ b − b ⊕ a‖²: zero when ⊕ commutes.  Sec. 4.
+
+    `counted` (...) leaves pairs out of the mean where it is zero, such as steps that only fill up a batch.
+    """
+    gaps = (plus(a, b) - plus(b, a)).square().sum(-1)
+    if counted is None:
+        return gaps.mean()
+    counted = counted.to(gaps.dtype)
+    return (gaps * counted).sum() / counted.sum().clamp(min=1)
 
 
 def sequence_log_probability(log_p: Tensor) -> Tensor:

@@ -83,6 +83,17 @@ class SequenceModel(Traceable):
         self, x: Tensor, state: State | None = None, reset: Tensor | None = None, masks: Masks | None = None
     ) -> tuple[Tensor, State]:
         """The states that ▷ sees, (T, B, ·), and the state to carry on."""
+        states, last = self.level_states(x, state, reset, masks)
+        return self.joined(states), last
+
+    def joined(self, states: Sequence[Tensor]) -> Tensor:
+        """Of all levels' states those that ▷ sees."""
+        return torch.cat(list(states), -1) if self.spec.output_from == "all" else states[-1]
+
+    def level_states(
+        self, x: Tensor, state: State | None = None, reset: Tensor | None = None, masks: Masks | None = None
+    ) -> tuple[list[Tensor], State]:
+        """Every level's states, (T, B, H_l) each, and the state to carry on."""
         self._check(x, 2 if self.spec.symbols else 3)
         self._check_reset(reset, x)
         state = self._state(state, x.shape[1])
@@ -98,8 +109,7 @@ class SequenceModel(Traceable):
             below, new = level.run(below, own, reset, skip, inner, backend=self.backend)
             seen.append(below)
             last += new
-        top = torch.cat(seen, -1) if self.spec.output_from == "all" else below
-        return top, tuple(last)
+        return seen, tuple(last)
 
     def _by_level(self, state: State) -> list[State]:
         """Each level's own states."""
@@ -130,8 +140,7 @@ class SequenceModel(Traceable):
             below, new = level.run_step(below, own, entered if level.spec.skip_size else None)
             seen.append(below)
             last += new
-        top = torch.cat(seen, -1) if self.spec.output_from == "all" else below
-        return self.predict(top), tuple(last)
+        return self.predict(self.joined(seen)), tuple(last)
 
     def _state(self, state: State | None, batch: int) -> State:
         """The given state, checked, or zeros."""

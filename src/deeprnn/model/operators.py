@@ -134,8 +134,8 @@ class Plus(Operator):
     def _list(self, letter: str) -> list[Tensor | None]:
         return [getattr(self, f"{letter}{n}", None) for n in range(1, self.spec.depth + 1)]
 
-    def _embed_input(self, x: Tensor) -> Tensor:
-        """The deep input-to-hidden MLP in front, where there is one."""
+    def embed_input(self, x: Tensor) -> Tensor:
+        """What enters the transition: behind the deep input-to-hidden MLP, where there is one."""
         for i, (_, unit) in enumerate(self._input_layers(), 1):
             a = enter(x, getattr(self, f"E{i}"), i == 1 and self.spec.embeds)
             bias = getattr(self, f"e{i}", None)
@@ -147,7 +147,7 @@ class Plus(Operator):
         spec, U = self.spec, self._list("U")
         if not all(u is not None for u in U) or (spec.embeds and not spec.input_mlp_sizes) or spec.skip_size:
             return None
-        x = self._embed_input(x) if spec.input_mlp_sizes else x
+        x = self.embed_input(x) if spec.input_mlp_sizes else x
         b = self._list("b") if spec.bias else []
         return Linear(x.to(U[0].dtype), U, b)  # type: ignore[union-attr,arg-type]
 
@@ -175,7 +175,7 @@ class Plus(Operator):
             return one.A
         lead = x.shape if spec.embeds else x.shape[:-1]
         embedded = spec.embeds and not spec.input_mlp_sizes
-        x = self._embed_input(x) if spec.input_mlp_sizes else x
+        x = self.embed_input(x) if spec.input_mlp_sizes else x
         U, K, b = self._list("U"), self._list("K"), self._list("b")
         parts = []
         for l, width in enumerate(spec.widths):
@@ -314,14 +314,31 @@ class Plus(Operator):
         h = self(x, state[0]) if skip is None else self(x, state[0], skip)
         return h, (h,)
 
-    def commutativity(self, a: Tensor, b: Tensor) -> Tensor:
-        """The penalty ‖a ⊕ b − b ⊕ a‖², where input and state have the same size."""
-        if self.spec.input_size != self.spec.hidden_size or self.spec.symbols:
+    def commutativity(self, a: Tensor, b: Tensor, counted: Tensor | None = None) -> Tensor:
+        """The penalty ‖a ⊕ b − b ⊕ a‖² over (..., H), where what enters ⊕ has the state's size.
+
+        With a deep input function in front, `a` and `b` stand where its last layer does.
+        """
+        spec = self.spec
+        if spec.entering != spec.hidden_size:
+            entering = f"an input of {spec.entering}" if spec.entering else "integer symbols"
             raise UserError(
-                f"a ⊕ b and b ⊕ a need input_size == hidden_size and dense inputs, got "
-                f"{self.spec.input_size} and {self.spec.hidden_size}"
+                f"a ⊕ b and b ⊕ a need an input of the state's size: this ⊕ has {entering} beside a state of "
+                f"{spec.hidden_size}; hidden layers in front, the last as wide as the state, make it so"
             )
-        return equations.commutativity_penalty(a, b, self)
+        if not spec.input_mlp_sizes:
+            return equations.commutativity_penalty(a, b, self, counted)
+        if (reason := changed(self, "forward", "layers", "_phi")) is not None:
+            raise UserError(f"what stands behind the input function cannot be called by itself: {reason}")
+        return equations.commutativity_penalty(a, b, self._after_input, counted)
+
+    def _after_input(self, e: Tensor, h: Tensor) -> Tensor:
+        """⊕ of the input function's last layer and the state."""
+        W, U, S = (
+            [None if m is None else m.transpose(-2, -1) for m in self._list(letter)] for letter in "WUS"
+        )
+        layers = [equations.Layer(*parts) for parts in zip(W, U, S, self._list("b"), strict=True)]  # type: ignore[arg-type]
+        return equations.deep_transition(e, h, layers, self._phis())
 
     def extra_repr(self) -> str:
         s = self.spec

@@ -99,6 +99,13 @@ class PlusSpec:
         return self.symbols and not self.skip_size
 
     @property
+    def entering(self) -> int:
+        """Width of what enters the transition, behind the input function; 0 where that is integer symbols."""
+        if self.input_mlp_sizes:
+            return self.input_mlp_sizes[-1]
+        return 0 if self.embeds else self.input_size
+
+    @property
     def depth(self) -> int:
         """Number of nonlinear layers between h(t-1) and h(t): 1 is the conventional RNN."""
         return len(self.intermediate_sizes) + 1

@@ -101,7 +101,7 @@ def rows(entries: Iterable[Entry]) -> list[Row]:
 
 def fills(entry: Entry, cell: paper.Cell) -> bool:
     """Whether a run is of a cell: its data, its name, and Table 1's sizes (unpublished for DOT(S)*)."""
-    if (entry.data, entry.model) != (cell.data, cell.model):
+    if (entry.data, entry.model) != (cell.data, cell.model) or not entry.has_test:
         return False
     if cell.model == "dots-star":
         return True

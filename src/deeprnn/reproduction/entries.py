@@ -48,6 +48,11 @@ class Entry:
         """The paper's short name for the model: rnn, dts, dots, srnn, dots-star, or an extra one."""
         return self.recipe.model.kind
 
+    @property
+    def has_test(self) -> bool:
+        """Whether the test part was scored: a search's runs never do."""
+        return self.recipe.evaluation.test
+
     def value(self, split: str = "test") -> float:
         """The headline metric of a split."""
         return float(self.raw["result"][split][HEADLINE[self.kind].key])
@@ -169,7 +174,9 @@ def _entry(path: Path, raw: Any) -> Entry:
     first = raw.get("first_stage")
     first = None if first is None else Recipe.from_dict(first)
     entry = Entry(path, raw, Recipe.from_dict(raw["recipe"]), _whole(raw["seed"], "seed"), kind, first)
-    for split in SPLITS:
+    if not entry.has_test and "test" in raw["result"]:
+        raise UserError("recipe.evaluation.test is false, but there is a result.test")
+    for split in SPLITS if entry.has_test else SPLITS[:2]:
         if not math.isfinite(entry.value(split)):
             raise UserError(f"result.{split} is {entry.value(split)}")
     _whole(raw["result"]["best_epoch"], "result.best_epoch")

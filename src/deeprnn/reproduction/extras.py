@@ -79,7 +79,7 @@ def extra_rows(entries: Iterable[Entry]) -> list[ExtraRow]:
     out = []
     for data in paper.INPUTS:
         for model in LABELS:
-            seeds = chosen([e for e in entries if (e.data, e.model) == (data, model)])
+            seeds = chosen([e for e in entries if (e.data, e.model) == (data, model) and e.has_test])
             if seeds:
                 out.append(ExtraRow(data, model, seeds))
     return out

@@ -134,7 +134,10 @@ def _record_unfinished(lines: Lines, homes: Sequence[Path], place: Place) -> Non
 
 
 def _results(runs: Sequence[Run]) -> str:
-    values = " ".join(f"{summary(run)['test']:.3f}" for run in runs)
+    if not runs:
+        return "but every member diverged"
+    split = "test" if "test" in runs[0].info["result"] else "valid"
+    values = " ".join(f"{summary(run)[split]:.3f}" for run in runs)
     info = runs[0].info
-    paper = "" if info["paper"] is None else f" (paper {info['paper']:g})"
-    return f"test {values}{paper} in {info.get('seconds', 0.0):.0f} s"
+    paper = "" if info["paper"] is None or split != "test" else f" (paper {info['paper']:g})"
+    return f"{split} {values}{paper} in {info.get('seconds', 0.0):.0f} s"

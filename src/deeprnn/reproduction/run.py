@@ -31,6 +31,7 @@ from deeprnn.reproduction.job import Place, Say, run_job
 from deeprnn.reproduction.plan import Job, Plan, make_plan, spans, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
 from deeprnn.sweeps.engines import ASK, Engine, Wish, make_engine
+from deeprnn.training.loop import NonFinite
 from deeprnn.training.recipe import DataPart, Recipe, parse_value
 from deeprnn.training.saving import catch_signals
 
@@ -63,20 +64,21 @@ class Settings:
     address: str = ""
     published: Path | None = None
     """of a rerun with a ledger of its own: the ledger that it is compared with"""
+    record_cut_off: bool = True
+    """score what the budget ends and enter it, marked; a study does not, whose runs are scored once"""
 
 
 def parse_seeds(text: str) -> int | tuple[int, ...]:
     """`5` is how many, counted from 1; `11..15` and `3,7` are which."""
     value = parse_value(text)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole and not (
-        isinstance(value, list) and value and all(type(v) is int and v >= 0 for v in value)
-    ):
+    seeds = value if isinstance(value, list) else []
+    whole = type(value) is int
+    if not whole and not (seeds and all(type(v) is int and v >= 0 for v in seeds)):
         raise UserError(f"--seeds must be how many (5) or which (11..15, or 3,7), got {text!r}")
-    count = value if whole else len(value)
+    count = int(value) if whole else len(seeds)
     if not 1 <= count <= MOST_SEEDS:
         raise UserError(f"--seeds must be from 1 to {MOST_SEEDS:,}, got {count:,}")
-    return value if whole else tuple(sorted(set(value)))
+    return count if whole else tuple(sorted(set(seeds)))
 
 
 def default_jobs(device: str) -> int:
@@ -91,6 +93,10 @@ class Outcome:
     finished: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    diverged: list[str] = field(default_factory=list)
+    """of those that failed, the ones all of whose members diverged"""
+    over: bool = False
+    """whether the budget ended it"""
     signal: int = 0
 
     @property
@@ -152,6 +158,13 @@ def reproduce(settings: Settings, say: Say = print, entered: Callable[[], None] 
     say(describe(plan, settings))
     for name in dict.fromkeys(job.recipe.data.name for job in plan.jobs):
         sources.find(name)  # missing data is an error now, not after an hour
+    return run_plan(plan, settings, say, entered)
+
+
+def run_plan(
+    plan: Plan, settings: Settings, say: Say = print, entered: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Run jobs in the order they are given, each after what it needs."""
     outcome = Outcome()
     if plan.jobs:
         with catch_signals() as received, _sharing(settings):
@@ -203,6 +216,7 @@ class _Runner:
                 for future in done:
                     self._ended(future, self.running.pop(future))
         self.outcome.unfinished += [job.name for job in self.waiting]
+        self.outcome.over = self.budget_over.is_set()
         if self.received and not self.budget_over.is_set():
             self.outcome.signal = self.received[0]
 
@@ -227,6 +241,8 @@ class _Runner:
         if error is not None:  # one job's failure costs the others nothing
             told = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error))
             self.outcome.failed[job.name] = told.strip()
+            if isinstance(error, NonFinite):
+                self.outcome.diverged.append(job.name)
             self.say(f"{job.name}: failed: {told.strip()}")
         elif future.result():
             self.outcome.finished.append(job.name)
@@ -261,7 +277,7 @@ class _Runner:
             return self.engine.submit(_on_cluster, job.name, job.recipe, job.stage, folder, paths)
         if self.processes:
             return pool.submit(_in_process, job.name, job.recipe, job.stage, folder, s, self.began)
-        why = lambda: _cut(s) if self.budget_over.is_set() else ""  # noqa: E731
+        why = lambda: _cut(s) if self.budget_over.is_set() and s.record_cut_off else ""  # noqa: E731
         place = Place(s.root, s.ledger, s.device, self.received, why)
         return pool.submit(_in_thread, job.name, job.recipe, job.stage, folder, place, self.say)
 
@@ -354,6 +370,6 @@ def _in_process(
         sys.stdout.write(f"[{time.monotonic() - began:6.1f} s] {text}\n")
         sys.stdout.flush()
 
-    why = lambda: _cut(settings) if _STOP.budget.value else ""  # noqa: E731
+    why = lambda: _cut(settings) if _STOP.budget.value and settings.record_cut_off else ""  # noqa: E731
     place = Place(settings.root, settings.ledger, settings.device, _Received(), why)
     return _in_thread(name, recipe, stage, folder, place, say)

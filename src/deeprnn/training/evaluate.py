@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,13 @@ MOST_LOGITS = 2**27
 def scorable(data: Data, split: str) -> bool:
     """Whether a split has something to predict: a frame, or a symbol that follows another."""
     return data.sizes.get(split, 0) >= (1 if data.kind == "music" else 2)
+
+
+def visible(data: Data, part: EvaluationPart) -> Data:
+    """The data that a run may see: all of it, or all but the test part, which then nothing can score."""
+    if part.test or "test" not in data.splits:
+        return data
+    return replace(data, splits={name: split for name, split in data.splits.items() if name != "test"})
 
 
 def evaluation_plan(data: Data, split: str, part: EvaluationPart) -> Plan:

@@ -26,7 +26,7 @@ from deeprnn.errors import UserError
 from deeprnn.model import metrics
 from deeprnn.model.models import build
 from deeprnn.training import rng
-from deeprnn.training.evaluate import Data, evaluation_plan, mean_nats, scorable, score, summarise
+from deeprnn.training.evaluate import Data, evaluation_plan, mean_nats, scorable, score, summarise, visible
 from deeprnn.training.flat import Layout
 from deeprnn.training.ranks import Ranks
 from deeprnn.training.recipe import Recipe
@@ -127,6 +127,7 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         """`variants`: each member's own recipe where seed and rate are not all they differ in (`lockstep`)."""
+        data = visible(data, recipe.evaluation)
         self.recipe, self.data, self.device = recipe, data, torch.device(device)
         self.ranks = ranks or Ranks()
         self.met = True  # whether the last update ended with a meeting of the ranks
@@ -367,7 +368,7 @@ class Trainer:
         return {k: v.clone() for k, v in self.layout.views(self.best[member].cpu()).items()}
 
     def results(self, watchers: Sequence[Watcher] = ()) -> list[dict[str, Any] | None]:
-        """The best parameters of each member scored on every split, in every convention.
+        """The best parameters of each member scored on every split that the recipe lets it see, in every convention.
 
         None for a member that diverged before it had any.
         """

@@ -20,9 +20,9 @@ from deeprnn.files import CannotWrite
 from deeprnn.runs import checkpoint
 from deeprnn.runs.folder import Run, change_run, environment, load_run, population
 from deeprnn.runs.locking import lock
-from deeprnn.training import memory, mending, saving, threads
+from deeprnn.training import commutative, memory, mending, saving, threads
 from deeprnn.training.cuda_graph import SETUP
-from deeprnn.training.evaluate import Data, scorable
+from deeprnn.training.evaluate import Data, scorable, visible
 from deeprnn.training.loop import (
     Engine,
     MemberName,
@@ -154,12 +154,13 @@ def run_recipe(
             raise UserError(
                 f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
             )
-        data = data or load_data(recipe.data)
+        data = visible(data or load_data(recipe.data), recipe.evaluation)
         if recipe.transpositions and data.kind != "music":
             raise UserError(
                 f"transpositions={list(recipe.transpositions)} are for music: {data.name} is text"
             )
         memory.check(recipe, data, device)
+        commutative.check(recipe, data)
         ranks.check_lanes(recipe.data.lanes)
         if not ranks.alone:
             ranks.check_same("the recipe or the version", [__version__, _without_places(recipe)])

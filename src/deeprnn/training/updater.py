@@ -24,6 +24,7 @@ from deeprnn.model import losses, scoring
 from deeprnn.model.models import SequenceModel
 from deeprnn.model.overrides import changed
 from deeprnn.training import noise
+from deeprnn.training.commutative import commutativity, levels_with_two_orders
 from deeprnn.training.dropconnect import DropConnect
 from deeprnn.training.flat import Layout
 from deeprnn.training.optimiser import Optimiser, clip_scale, thresholds
@@ -39,24 +40,37 @@ LARGE = 2000
 class Scored(nn.Module):
     """A model with its loss: what is differentiated."""
 
-    def __init__(self, model: SequenceModel) -> None:
+    def __init__(self, model: SequenceModel, commutative: float = 0.0) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.commutative = model, commutative
+        if commutative:
+            levels_with_two_orders(model.spec)  # refused now, where there is none
 
     def forward(self, batch: Batch, state: State, masks: dict[str, Tensor] | None) -> tuple[Tensor, State]:
         """Sum of nats over the scored steps of a batch, and the state to carry on."""
         x, y, mask, reset = batch
-        if self._in_pieces():
-            from deeprnn.model.large_softmax import linear_cross_entropy
+        if not self.commutative and not self._in_pieces():
+            out, state = self.model(x, state, reset, masks)
+            return self._nats(out, y, mask), state
+        states, after = self.model.level_states(x, state, reset, masks)
+        total = self._output_loss(self.model.joined(states), y, mask, masks)
+        if self.commutative:
+            penalty = self.commutative * commutativity(self.model, x, states, state, reset, mask) * mask.sum()
+            total = total + (penalty - penalty.detach())  # its gradient alone: what is reported stays nats
+        return total, after
 
-            top, state = self.model.hidden(x, state, reset, masks)
-            out = {k.removeprefix("out."): m for k, m in (masks or {}).items() if k.startswith("out.")}
-            total, _ = linear_cross_entropy(*self.model.predict.last_layer(top, out), y, mask)
-            return total, state
-        logits, state = self.model(x, state, reset, masks)
+    def _output_loss(self, top: Tensor, y: Tensor, mask: Tensor, masks: dict[str, Tensor] | None) -> Tensor:
+        out = {k.removeprefix("out."): m for k, m in (masks or {}).items() if k.startswith("out.")}
+        if not self._in_pieces():
+            return self._nats(self.model.predict(top, out) if out else self.model.predict(top), y, mask)
+        from deeprnn.model.large_softmax import linear_cross_entropy
+
+        return linear_cross_entropy(*self.model.predict.last_layer(top, out), y, mask)[0]
+
+    def _nats(self, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         if self.model.spec.output == "nade":
-            return losses.masked_sum(scoring.nats(self.model, logits, y), mask)[0], state
-        return losses.nll(self.model.spec.output, logits, y, mask)[0], state
+            return losses.masked_sum(scoring.nats(self.model, out, y), mask)[0]
+        return losses.nll(self.model.spec.output, out, y, mask)[0]
 
     def _in_pieces(self) -> bool:
         """Whether output layer and loss are one operation: many classes, and nothing to call in between."""
@@ -94,7 +108,7 @@ class Updater:
         P, device = len(seeds), parameters.device
         recipes = variants or [recipe] * P
         self.model, self.recipe, self.schedule, self.device = model, recipe, schedule, device
-        self.scored = Scored(model)
+        self.scored = Scored(model, recipe.regulariser.commutative)
         self.layout = Layout.of(model)
         self.parameters = parameters  # (P, N)
         self.optimiser = Optimiser(recipe.optimiser, parameters, multipliers)

@@ -111,6 +111,8 @@ class ModelPart:
     """text: length of a learned vector for each symbol; 0: a cell's is as wide as its state, ⊕ has none"""
     tied: bool = False
     """text: the embedding is the output's last matrix"""
+    input_hidden: tuple[int, ...] = ()
+    """hidden layers between the input and the first level: the deep input-to-hidden function of Sec. 3.2"""
 
     @property
     def name(self) -> str:
@@ -123,10 +125,16 @@ class ModelPart:
             raise UserError(
                 "model.output='nade' is for music: a text has one symbol at a time, choose 'plain'"
             )
+        if self.cell and self.input_hidden:
+            raise UserError(
+                f"model.input_hidden={list(self.input_hidden)} stands before the paper's ⊕, not before the cell "
+                f"{self.cell}: leave one of the two out"
+            )
         return assemble(
             input_size=size,
             output_size=size,
             hidden_sizes=self.hidden,
+            input_mlp=self.input_hidden,
             intermediate=self.intermediate,
             output_hidden=self.output_hidden,
             shortcut=self.shortcut,
@@ -192,7 +200,7 @@ class SchedulePart:
 
 @dataclass(frozen=True)
 class RegulariserPart:
-    """Weight noise and dropout, both in training alone."""
+    """Weight noise, dropout and a commutative ⊕, all in training alone."""
 
     weight_noise: float = 0.0
     """standard deviation of the Gaussian added to every weight matrix for each gradient"""
@@ -209,6 +217,8 @@ class RegulariserPart:
     """whole symbols of an embedding"""
     dropconnect: float = 0.0
     """share of the recurrent matrices' entries that are zero, others for every update"""
+    commutative: float = 0.0
+    """weight of ‖e ⊕ h − h ⊕ e‖², averaged over steps: Sec. 4's suggestion; input and state need one size"""
 
     @property
     def dropout(self) -> Dropout:
@@ -263,6 +273,8 @@ class EvaluationPart:
     """songs side by side"""
     streams: int = 1
     """parallel streams of a text; 1 is exact"""
+    test: bool = True
+    """false: the test part is not even kept in memory, so that nothing can score it; for runs of a search"""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
         for name in ("dropconnect", "dropout_levels", "dropout_symbols")
     },
     "model.embedding": (0, math.inf, "not negative"),
+    "regulariser.commutative": (0, math.inf, "not negative and finite"),
     "stop.patience": (0, math.inf, "not negative"),
     "stop.epochs": (0, math.inf, "not negative"),
     "stop.minutes": (0, math.inf, "not negative and finite"),

@@ -1,0 +1,90 @@
+"""`deeprnn data audit`: what stands in two splits of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from deeprnn.data.audit import Audit
+
+LISTED = 12
+"""near-duplicates that are printed; JSON has all"""
+
+
+@dataclass(frozen=True)
+class DataAudit:
+    """Look for pieces that stand in two splits: the same, in another key, or with small edits.
+
+    Songs are compared with all songs of the other split, transposed as they may be, and so are their melodies alone;
+    texts line by line, and by the n-grams they share. `deeprnn evaluate RUN --clean` scores a run without what this
+    finds. For example: `deeprnn data audit nottingham`, `deeprnn data audit songs/ --out audit.json`.
+    """
+
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME_OR_PATH")]
+    """A set's name, or a file or folder."""
+    similarity: float = 0.8
+    """Share of frames or words, of the longer piece, that must agree."""
+    out: Path | None = None
+    """Write the whole report to this JSON file."""
+    json: bool = False
+    """Print the whole report as one JSON document."""
+
+    def run(self) -> int:
+        """Compare and print."""
+        import json
+
+        from deeprnn import __version__
+        from deeprnn.data import load
+        from deeprnn.data.audit import audit
+        from deeprnn.files import write_json
+        from deeprnn.runs.folder import commit
+
+        found = audit(load(self.data), self.similarity)
+        made = {"command": f"deeprnn data audit {self.data} --similarity {self.similarity:g}",
+                "version": __version__, "commit": commit()}  # fmt: skip
+        if self.out:
+            write_json(self.out, {**found.to_dict(), **made})
+        if self.json:
+            print(json.dumps({**found.to_dict(), **made}, ensure_ascii=False))
+        else:
+            show_audit(found)
+            if self.out:
+                print(f"\nall of it: {self.out}")
+        return 0
+
+
+def show_audit(found: Audit) -> None:
+    """A paragraph for each pair of splits."""
+    from deeprnn.console import console
+
+    piece, symbol = ("songs", "frames") if found.kind == "music" else ("lines", "symbols")
+    for told in found.to_dict()["comparisons"]:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in told["by_kind"].items())
+        lines = [
+            f"{found.name}, {told['split']} in {told['other']}: {told['near_duplicates']:,} of {told['pieces']:,} "
+            f"{piece} have a near-duplicate{f' ({kinds})' if kinds else ''}, "
+            f"{100 * told['symbols_of_near_duplicates'] / max(1, told['symbols']):.2f} % of the {symbol}"
+        ]
+        lines += [f"  {name}: {100 * share:.2f} % are there, too" for name, share in told["shared"].items()]
+        if found.kind == "music":
+            lines.append(
+                f"  the same melody, whatever stands below it: {len(told.get('same_melody', ()))} songs"
+            )
+        if told.get("lines_too_short"):
+            lines.append(
+                f"  not compared: {told['lines_too_short']:,} lines of fewer than five words, or very long"
+            )
+        lines += [f"  {_line(match)}" for match in told["matches"][:LISTED]]
+        if len(told["matches"]) > LISTED:
+            lines.append(f"  … and {len(told['matches']) - LISTED} more: --json or --out has all")
+        console().print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _line(match: dict[str, Any]) -> str:
+    key = f", {match['semitones']:+d} semitones" if match["semitones"] else ""
+    mine, other = match["name"][:50], match["other_name"][:50]
+    return f"{match['kind']}: {mine!r} is {100 * match['similarity']:.0f} % {other!r}{key}"

@@ -1,0 +1,146 @@
+"""From a study's plan and its ledger to the jobs that are left: the search, then the seeds of what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deeprnn.reproduction import statistics
+from deeprnn.reproduction.entries import Entry
+from deeprnn.reproduction.identity import identity
+from deeprnn.reproduction.plan import Job, Plan, find_member, member_recipes
+from deeprnn.reproduction.study.plan_file import RATE, Contender, Study, Trial, member_key, members
+from deeprnn.training.recipe import Recipe, override
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What a study's ledger holds: entries by what they were trained by, and what diverged."""
+
+    entries: Mapping[Recipe, Entry]
+    diverged: frozenset[Recipe] = frozenset()
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], diverged: Iterable[Recipe] = ()) -> Runs:
+        """A run that time cut off is no run of a study."""
+        return cls(
+            {member_key(e.recipe): e for e in entries if not e.cut_off}, frozenset(map(member_key, diverged))
+        )
+
+    def ended(self, recipe: Recipe, stage: Recipe | None) -> bool:
+        """Whether nothing is left to train of a member, its first stage's end included."""
+        both = (recipe,) if stage is None else (recipe, stage)
+        return member_key(recipe) in self.entries or any(member_key(r) in self.diverged for r in both)
+
+
+def chosen(study: Study, contender: Contender, data: str, runs: Runs) -> tuple[Trial, float] | None:
+    """The trial that is best on validation, and its cost there; None until all trials have ended."""
+    best: tuple[Trial, float] | None = None
+    for trial in study.family(contender).trials:
+        both = members(study, contender, data, trial)
+        if not all(runs.ended(*pair) for pair in both):
+            return None
+        entries = [runs.entries.get(member_key(recipe)) for recipe, _ in both]
+        if any(entry is None for entry in entries):
+            continue  # it diverged
+        cost = statistics.mean([entry.value("valid") for entry in entries if entry is not None])
+        if best is None or cost < best[1]:
+            best = trial, cost
+    return best or ({}, float("inf"))
+
+
+class Planner:
+    """Collects jobs, each population once, each after the first stage that it needs."""
+
+    def __init__(self, study: Study, runs: Runs, root: Path) -> None:
+        self.study, self.runs, self.root = study, runs, root
+        self.plan = Plan()
+        self.known: dict[Recipe, Job] = {}
+
+    def search(self, contender: Contender, data: str) -> None:
+        """What is left of a contender's trials."""
+        trials = self.study.family(contender).trials
+        wanted = [pair for trial in trials for pair in members(self.study, contender, data, trial)]
+        self._add(f"{data}/{contender.name}", wanted, "search")
+
+    def final(self, contender: Contender, data: str, trial: Trial) -> None:
+        """What is left of the new seeds."""
+        wanted = members(self.study, contender, data, trial, final=True)
+        self._add(f"{data}/{contender.name}", wanted, "seeds")
+
+    def _add(self, name: str, wanted: Sequence[tuple[Recipe, Recipe | None]], phase: str) -> None:
+        left = [pair for pair in wanted if not self.runs.ended(*pair)]
+        stages = [stage for _, stage in left if stage is not None and self._untrained(stage)]
+        self._populations(
+            f"{name}-first-stage", [(stage, None) for stage in stages], f"first stage of {name}, {phase}"
+        )
+        self._populations(f"{name}-{phase}", left, phase)
+
+    def _untrained(self, stage: Recipe) -> bool:
+        known = member_key(stage) in self.known
+        return not known and find_member(self.root, identity(stage), stage.seeds[0]) is None
+
+    def _populations(self, name: str, left: Sequence[tuple[Recipe, Recipe | None]], why: str) -> None:
+        """Members that train in lockstep as one job: seeds and rates, where order and first stages allow it."""
+        groups: dict[Any, list[tuple[Recipe, Recipe | None]]] = {}
+        for recipe, stage in left:
+            if member_key(recipe) not in self.known:
+                groups.setdefault(_group(recipe, stage), []).append((recipe, stage))
+        for both in groups.values():
+            recipe, stage = both[0]
+            seeds = sorted({r.seeds[0] for r, _ in both})
+            rates = sorted({r.optimiser.rate for r, _ in both})
+            grid = {"rates": rates} if len(rates) > 1 else {"optimiser.rate": rates[0]}
+            whole = override(recipe, {"seeds": seeds, **grid})
+            first = None if stage is None else override(stage, {"seeds": seeds})
+            job = Job(name, whole, self._needed(first), first, why)
+            job.name = f"{name}-{job.identity}" + (f"-{seeds[0]}" if not _packs(recipe) else "")
+            for several in member_recipes(whole).values():
+                self.known |= {member_key(member): job for member in several}
+            self.plan.jobs.append(job)
+
+    def _needed(self, stage: Recipe | None) -> Job | None:
+        if stage is None:
+            return None
+        for seed in stage.seeds:
+            job = self.known.get(member_key(override(stage, {"seeds": [seed]})))
+            if job is not None:
+                return job
+        return None
+
+
+def _packs(recipe: Recipe) -> bool:
+    """Whether members may train in lockstep: with lanes and an order each, their epochs differ in length."""
+    return recipe.data.order == "shared" or recipe.data.lanes == 1
+
+
+def _group(recipe: Recipe, stage: Recipe | None) -> Any:
+    """Equal for members of one population. A first stage has one rate, so that its second has, too."""
+    if not _packs(recipe):
+        return recipe
+    same = {"seeds": [0]} if stage is not None else {"seeds": [0], RATE: 1.0}
+    return override(recipe, same), None if stage is None else replace(stage, seeds=(0,))
+
+
+def study_plan(
+    study: Study, runs: Runs, root: Path, data: tuple[str, ...] = (), ahead: bool = False
+) -> tuple[Plan, int]:
+    """The jobs that can be run now, and how many contenders are not chosen yet.
+
+    `ahead` also takes the seeds of those, with the first trial's settings.
+    """
+    planner = Planner(study, runs, root)
+    waiting = 0
+    for contender, name in study.entrants(data):
+        planner.search(contender, name)
+    for contender, name in study.entrants(data):
+        found = chosen(study, contender, name, runs)
+        if found is None:
+            waiting += 1
+            if ahead:
+                planner.final(contender, name, study.family(contender).trials[0])
+        elif found[0] or not study.family(contender).grid:
+            planner.final(contender, name, found[0])
+    return planner.plan, waiting

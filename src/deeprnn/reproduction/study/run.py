@@ -1,0 +1,157 @@
+"""Running a study: in pieces, by one process, and only while its plan is what it was at the first run."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from deeprnn import __version__
+from deeprnn.data import sources
+from deeprnn.errors import UserError
+from deeprnn.files import write_json
+from deeprnn.reproduction.entries import FOLDER, read_ledger
+from deeprnn.reproduction.job import Say
+from deeprnn.reproduction.plan import Job, member_recipes
+from deeprnn.reproduction.run import Outcome, Settings, minutes, run_plan
+from deeprnn.reproduction.study.jobs import Runs, study_plan
+from deeprnn.reproduction.study.plan_file import Study
+from deeprnn.reproduction.times import estimate, makespan, ordered
+from deeprnn.runs.folder import Run, commit, now
+from deeprnn.runs.locking import lock
+from deeprnn.training import saving
+from deeprnn.training.loop import members_of
+from deeprnn.training.recipe import Recipe, override
+
+STARTED, DIVERGED, ENTRIES = "started.json", "diverged.json", "runs"
+
+
+def study_ledger(name: str, given: Path = FOLDER) -> Path:
+    """A study's own folder, unless another than the tables' is given."""
+    return Path("results/studies") / Path(name).stem if given == FOLDER else given
+
+
+def read_runs(ledger: Path) -> Runs:
+    """What a study's ledger holds."""
+    path = ledger / DIVERGED
+    diverged = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return Runs.of(read_ledger(ledger / ENTRIES), [Recipe.from_dict(raw) for raw in diverged])
+
+
+def check_plan(study: Study, ledger: Path) -> None:
+    """Refuse a plan that is not the one that the first run began with."""
+    path = ledger / STARTED
+    if not path.exists():
+        if any((ledger / ENTRIES).glob("*.json")):
+            raise UserError(f"{path} is missing, but there are runs: put it back, or take another --ledger")
+        return
+    try:
+        began = json.loads(path.read_text(encoding="utf-8"))["digest"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error!r:.80}): put it back as it was") from None
+    if began != study.digest:
+        raise UserError(
+            f"{study.path} or a recipe it names was changed after the first run of the study ({path}): put it back, "
+            "or plan another study, in a file and a --ledger of its own"
+        )
+
+
+def describe_study(study: Study, settings: Settings, ledger: Path) -> str:
+    """Who competes, what is left, and how long it is expected to take; nothing is run."""
+    check_plan(study, ledger)
+    runs = read_runs(ledger)
+    plan, undecided = study_plan(study, runs, settings.root, settings.only, ahead=True)
+    for job in plan.jobs:
+        estimate(job, [], settings.device.partition(":")[0])
+    lines = [f"{study.name}: {study.question}"]
+    for family in study.families:
+        names = [c.label for c in study.contenders if c.family == family.name]
+        grid = " × ".join(f"{n} {', '.join(f'{v:g}' for v in values)}" for n, values in family.grid.items())
+        lines.append(f"  {family.name}: {', '.join(names)}; on {', '.join(family.data)}")
+        lines.append(
+            f"    {len(family.trials)} trials each ({grid or 'the recipes as they are'}), never scored on test"
+        )
+    lines.append(
+        f"  then seeds {', '.join(map(str, study.seeds))} of what validation chose, test scored once"
+    )
+    if not plan.jobs:
+        return "\n".join([*lines, "nothing is left to run"])
+    sums: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for job in plan.jobs:
+        phase = "seeds" if job.why.endswith("seeds") else "search"
+        sums[job.recipe.data.name, phase].append(job.expected)
+    lines.append(f"left on {settings.device} (estimated; one after another):")
+    lines += [
+        f"  {d:<12} {p:<7} {len(s):>4} populations  {minutes(sum(s)):>8}"
+        for (d, p), s in sorted(sums.items())
+    ]
+    whole = makespan(ordered(plan.jobs), settings.jobs, settings.device)
+    lines.append(f"in all {minutes(whole)} with {settings.jobs} at once")
+    if undecided:
+        lines.append(
+            f"(the seeds of {undecided} contenders, not chosen yet, by their first trial's settings)"
+        )
+    return "\n".join(lines)
+
+
+def run_study(study: Study, settings: Settings, ledger: Path, say: Say = print) -> Outcome:
+    """Run what is left, search before seeds, until nothing is or the time is over."""
+    settings = replace(settings, ledger=ledger / ENTRIES, record_cut_off=False)
+    total = Outcome()
+    with lock(ledger):
+        check_plan(study, ledger)
+        if not (ledger / STARTED).exists():
+            began = {"digest": study.digest, "study": study.name, "plan": study.path.read_text(encoding="utf-8"),
+                     "began": now(), "commit": commit(), "version": __version__}  # fmt: skip
+            write_json(ledger / STARTED, began)
+        while True:
+            plan, _ = study_plan(study, read_runs(ledger), settings.root, settings.only)
+            plan.jobs = [job for job in plan.jobs if job.name not in total.failed]
+            if not plan.jobs:
+                return total
+            for job in plan.jobs:
+                estimate(job, [], settings.device.partition(":")[0])
+            plan.jobs = ordered(plan.jobs)
+            for name in {job.recipe.data.name for job in plan.jobs} & set(sources.SOURCES):
+                sources.find(name)  # missing data is an error now, not after an hour
+            say(f"{len(plan.jobs)} populations can be run now")
+            outcome = run_plan(plan, settings, say)
+            _note_diverged(
+                [job for job in plan.jobs if job.name in (*outcome.finished, *outcome.diverged)],
+                settings,
+                ledger,
+            )
+            total.finished += outcome.finished
+            runs, jobs = read_runs(ledger), {job.name: job for job in plan.jobs}
+            total.failed |= {n: why for n, why in outcome.failed.items() if not _has_ended(jobs[n], runs)}
+            if outcome.signal or outcome.over:
+                total.unfinished, total.signal, total.over = outcome.unfinished, outcome.signal, outcome.over
+                return total
+
+
+def _has_ended(job: Job, runs: Runs) -> bool:
+    """Whether a job that failed did so because it, or the first stage it needs, diverged: nothing is left of it."""
+    stage = job.stage
+    return all(
+        runs.ended(member, stage and override(stage, {"seeds": [seed]}))
+        for seed, several in member_recipes(job.recipe).items()
+        for member in several
+    )
+
+
+def _note_diverged(jobs: Sequence[Job], settings: Settings, ledger: Path) -> None:
+    """Enter members that ended without a result, so that nobody waits for them, here or in a copy of the ledger."""
+    path = ledger / DIVERGED
+    noted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    before = len(noted)
+    for job in jobs:
+        folder = settings.root / job.folder_name
+        for member, home in zip(
+            members_of(job.recipe), saving.member_folders(job.recipe, folder), strict=True
+        ):
+            if Run(home).info["result"] is None:
+                noted.append(saving.member_recipe(job.recipe, member).to_dict())
+    if len(noted) > before:
+        write_json(path, noted)

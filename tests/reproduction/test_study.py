@@ -1,0 +1,276 @@
+"""A study from plan to picture on toy data: resumed, tampered with, by two processes, with runs missing."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deeprnn.cli import main
+from deeprnn.data.music import MusicData, Songs
+from deeprnn.data.rolls import save_npz
+from deeprnn.errors import UserError
+from deeprnn.model.structure import dissect
+from deeprnn.reproduction import run as running
+from deeprnn.reproduction.cells import model_spec
+from deeprnn.reproduction.entries import read_ledger
+from deeprnn.reproduction.run import Settings
+from deeprnn.reproduction.study import run as study_run
+from deeprnn.reproduction.study.analysis import results, text
+from deeprnn.reproduction.study.figure import study_figure
+from deeprnn.reproduction.study.jobs import chosen, study_plan
+from deeprnn.reproduction.study.plan_file import packaged_studies, read_study, recipes_of
+from deeprnn.reproduction.study.run import describe_study, read_runs, run_study
+from deeprnn.runs.locking import lock
+
+TOY = """
+question = "Does depth help the toy?"
+tested = "deep"
+control = "shallow"
+search_seeds = [1]
+seeds = [11, 12]
+pairs = [["main/dots", "main/long"]]
+
+[[family]]
+name = "main"
+data = ["toy"]
+[family.settings]
+"data.name" = "{songs}"
+"data.chunk" = 8
+"data.order" = "own"
+"data.lanes" = 1
+"model.hidden" = 4
+"schedule.name" = "cosine"
+"stop.epochs" = 1
+"optimiser.name" = "adamw"
+[family.grid]
+"optimiser.rate" = [0.01, 0.03]
+"optimiser.weight_decay" = [0.1]
+
+[[contender]]
+name = "rnn"
+family = "main"
+label = "RNN"
+recipe = "paper/jsb/rnn"
+
+[[contender]]
+name = "long"
+family = "main"
+label = "RNN, long"
+recipe = "paper/jsb/rnn"
+length = 2.0
+
+[[contender]]
+name = "dts"
+family = "main"
+label = "DT(S)"
+tested = true
+recipe = "paper/jsb/dts"
+[contender.settings]
+"model.intermediate" = 3
+
+[[contender]]
+name = "dots"
+family = "main"
+label = "DOT(S)"
+tested = true
+recipe = "paper/jsb/dots"
+[contender.settings]
+"model.intermediate" = 3
+"model.output_hidden" = 3
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path):
+    """The study's plan, settings and ledger."""
+    draw = np.random.default_rng(0)
+    rolls = {
+        s: Songs.pack([(draw.random((n, 6)) < 0.3) for n in (17, 9)], 6) for s in ("train", "valid", "test")
+    }
+    save_npz(tmp_path / "songs.npz", MusicData("songs", rolls))
+    (tmp_path / "toy.toml").write_text(TOY.replace("{songs}", str(tmp_path / "songs.npz")))
+    running._load.cache_clear()
+    return read_study(str(tmp_path / "toy.toml")), Settings(root=tmp_path / "runs"), tmp_path / "ledger"
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def test_from_plan_to_picture_in_pieces(toy, monkeypatch):
+    study, settings, ledger = toy
+    plan, undecided = study_plan(study, read_runs(ledger), settings.root)
+    # A population of both rates for each decay; DOT(S) after DT(S), which is its first stage, at each rate by itself.
+    assert undecided == 4
+    by = {}
+    for job in plan.jobs:
+        by.setdefault(job.recipe.model.kind, []).append(job)
+    assert {kind: len(jobs) for kind, jobs in by.items()} == {"rnn": 1, "long": 1, "dts": 1, "dots": 2}
+    assert all(job.needs in by["dts"] for job in by["dots"])
+    assert all(not job.recipe.evaluation.test for job in plan.jobs)
+    assert by["long"][0].recipe.stop.epochs == 2
+    expected = describe_study(study, settings, ledger)
+    assert "2 trials each" in expected
+    assert "in all" in expected
+    assert not ledger.exists()
+
+    # Interrupted: a signal after a job that has finished.
+    real = study_run.run_plan
+
+    def interrupted(plan, settings, say):
+        outcome = real(
+            replace(plan, jobs=[j for j in plan.jobs if j.needs is None][:1] or plan.jobs[:1]), settings, say
+        )
+        return replace(outcome, signal=signal.SIGTERM)
+
+    monkeypatch.setattr(study_run, "run_plan", interrupted)
+    assert run_study(study, settings, ledger, quiet).status == 128 + signal.SIGTERM
+    assert len(read_ledger(ledger / "runs")) == 2
+    told = text(results(study, read_runs(ledger)))
+    assert "not answered: toy, main: 8 of 8 runs are missing" in told
+    assert "Answered yes: 0 of 1" in told
+    monkeypatch.setattr(study_run, "run_plan", real)
+    assert run_study(study, settings, ledger, quiet).status == 0
+
+    runs = read_runs(ledger)
+    scored = [e for e in runs.entries.values() if e.has_test]
+    assert len(scored) == 4 * 2  # the new seeds of four contenders, and nothing else, have a test score
+    assert {e.seed for e in scored} == {11, 12}
+    for entry in (e for e in runs.entries.values() if not e.has_test):
+        assert "test" not in entry.raw["result"]
+    for contender, data in study.entrants():
+        trial, cost = chosen(study, contender, data, runs)
+        costs = [e.value("valid") for e in runs.entries.values()
+                 if e.seed == 1 and e.model == contender.name and not e.has_test]  # fmt: skip
+        assert cost == min(costs)
+        assert {**trial} in study.family(contender).trials
+    again = run_study(study, settings, ledger, lambda line: pytest.fail(line))
+    assert again.finished == []
+    found = results(study, runs)
+    (answer,) = found.answers
+    assert (answer.tested.contender.tested, answer.control.contender.tested) == (True, False)
+    assert answer.p == answer.test.p  # one question: nothing to correct
+    assert len(found.pairs) == 1
+    assert not found.open
+    assert study_figure(found).startswith(b"\x89PNG")
+
+
+def test_a_changed_plan_is_refused_and_so_is_a_second_process(toy, capsys):
+    study, settings, ledger = toy
+    with lock(ledger), pytest.raises(UserError, match=r"ledger"):
+        run_study(study, settings, ledger, quiet)
+    assert not (ledger / "started.json").exists()
+    settings = replace(settings, budget=1e-9)
+    assert run_study(study, settings, ledger, quiet).over
+    began = json.loads((ledger / "started.json").read_text())
+    assert began["plan"] == study.path.read_text()
+    study.path.write_text(study.path.read_text().replace("[11, 12]", "[11, 12, 13]"))
+    with pytest.raises(UserError, match="changed after the first run"):
+        run_study(read_study(str(study.path)), settings, ledger, quiet)
+    assert main(["report", "--study", str(study.path), "--ledger", str(ledger)]) == 2
+    assert main(["reproduce", "--study", str(study.path), "--ledger", str(ledger), "--plan"]) == 2
+    assert "changed after the first run" in capsys.readouterr().err
+    (ledger / "started.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be read"):
+        run_study(study, settings, ledger, quiet)
+
+
+def test_a_recipe_that_was_changed_is_another_study(toy, monkeypatch):
+    study, _, _ = toy
+    before = study.digest
+    from deeprnn.reproduction.study import plan_file
+    from deeprnn.training.recipe import load_recipe, override
+
+    monkeypatch.setattr(
+        plan_file, "load_recipe", lambda name: override(load_recipe(name), {"optimiser.clip": 0.5})
+    )
+    assert study.digest != before
+
+
+def test_nothing_is_scored_when_the_time_ends_a_final_run(toy, monkeypatch):
+    """A run that the budget cuts off is saved, and enters no ledger with a test score."""
+    study, settings, ledger = toy
+    assert run_study(study, replace(settings, budget=1e-9), ledger, quiet).unfinished
+    assert not list((ledger / "runs").glob("*.json"))
+
+
+@pytest.mark.slow
+def test_a_trial_that_diverges_is_noted_and_not_waited_for(toy):
+    study, settings, ledger = toy
+    study.path.write_text(study.path.read_text().replace("[0.01, 0.03]", "[0.01, 1e30]"))
+    study = read_study(str(study.path))
+    outcome = run_study(study, settings, ledger, quiet)
+    assert outcome.status == 0, outcome.failed
+    assert len(json.loads((ledger / "diverged.json").read_text())) > 0
+    found = results(study, read_runs(ledger))
+    assert not found.open
+    assert all(score.trial["optimiser.rate"] == 0.01 for score in found.scores)
+
+
+@pytest.mark.slow
+def test_the_command_line(toy, tmp_path, capsys):
+    study, settings, ledger = toy
+    words = ["--study", str(study.path), "--ledger", str(ledger)]
+    assert main(["reproduce", *words, "--runs", str(settings.root), "--device", "cpu"]) == 0
+    assert "Does depth help the toy?" in capsys.readouterr().out
+    assert main(["report", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["scores"]) == 4
+    assert all(len(score["values"]) == 2 for score in told["scores"])
+    assert main(["report", *words, "--figures", str(tmp_path / "figures")]) == 0
+    assert (tmp_path / "figures" / "study-toy.png").stat().st_size > 1000
+    assert main(["reproduce", *words, "--seeds", "3"]) == 2
+    assert "its plan says what is run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("seeds = [11", "seeds = [1, 11", "must be new"),
+        ('label = "RNN"', 'labl = "RNN"', "labl"),
+        ('family = "main"\nlabel = "RNN"', 'family = "other"\nlabel = "RNN"', "family"),
+        ('"stop.epochs" = 1', '"stop.epoch" = 2', "stop.epoch"),
+        ("main/dots", "main/dot", "main/dot"),
+        ('question = "Does depth help the toy?"', "", "question is missing"),
+    ],
+)
+def test_a_plan_that_says_nonsense_is_refused(toy, old, new, said):
+    path = toy[0].path
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(UserError, match=said):
+        read_study(str(path))
+
+
+# ---- the plans that come with the package
+
+
+@pytest.mark.parametrize("name", packaged_studies())
+def test_packaged_plans_are_whole_and_fair(name):
+    study = read_study(name)
+    for contender, data in study.entrants():
+        family = study.family(contender)
+        for trial in family.trials[-1:]:
+            recipe, stage = recipes_of(study, contender, data, trial)
+            final, _ = recipes_of(study, contender, data, trial, final=True)
+            assert (recipe.evaluation.test, final.evaluation.test) == (False, True)
+            assert stage is None or not stage.evaluation.test
+            assert recipe.optimiser.nonfinite == "skip"
+            if not data.startswith("ptb"):
+                assert recipe.data.order == "own"
+
+
+def test_the_matched_rnn_has_the_parameters_of_the_largest_deep_model():
+    study = read_study("depth")
+    counts = {}
+    for contender, data in study.entrants():
+        recipe, _ = recipes_of(study, contender, data, study.family(contender).trials[0])
+        counts[contender.family, contender.name, data] = dissect(model_spec(recipe)).parameters
+    for family, data in ((f.name, data) for f in study.families[:2] for data in f.data):
+        largest = max(counts[family, name, data] for name in ("dts", "dots", "srnn"))
+        assert counts[family, "rnn-matched", data] == pytest.approx(largest, rel=0.01)
