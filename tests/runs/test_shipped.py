@@ -9,7 +9,7 @@ import pytest
 
 from deeprnn import UserError, cli, load_run
 from deeprnn.runs import shipped
-from deeprnn.training.recipe import load_recipe
+from deeprnn.training.recipe import Recipe, load_recipe
 
 QUICK = ("--formats", "mid", "--no-copy-check", "--out", "song")
 
@@ -47,9 +47,7 @@ def test_it_is_small_finished_and_made_by_a_recipe_of_ours(name: str):
     assert sum(path.stat().st_size for path in folder.iterdir()) < 3_000_000
     info = json.loads((folder / "run.json").read_text())
     assert info["status"] == "finished"
-    recipe = load_recipe(f"shipped/{name}").to_dict()
-    trained = load_run(name).recipe
-    assert {part: trained[part] for part in recipe} == recipe
+    assert Recipe.from_dict(load_run(name).recipe) == load_recipe(f"shipped/{name}")
     card = (folder / "README.md").read_text()
     for split in ("valid", "test"):
         assert f"{info['result'][split]['nats_per_frame']:.3f}" in card
