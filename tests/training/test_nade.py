@@ -12,6 +12,7 @@ from deeprnn.runs.folder import Run
 from deeprnn.training.dynamic import dynamic_evaluation
 from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import Trainer
+from deeprnn.training.recipe import Recipe, override
 from deeprnn.training.session import resume, run_recipe
 from tests.training.toys import DEEP, music, recipe, text
 
@@ -92,3 +93,11 @@ def test_a_text_cannot_have_one():
         Trainer(settings, text())
     with pytest.raises(UserError, match=r"model\.nade_size must be at least 1"):
         recipe(model__nade_size=0)
+
+
+def test_a_recipe_may_say_it_in_a_section_of_its_own():
+    want = override(Recipe(), {"model.output": "nade", "model.nade_size": 50})
+    assert Recipe.from_dict({"output": {"kind": "nade", "nade_size": 50}}) == want
+    assert override(Recipe(), {"output.kind": "nade", "output.nade_size": 50}) == want
+    with pytest.raises(UserError, match=r"output\.kidn"):
+        Recipe.from_dict({"output": {"kidn": "nade"}})

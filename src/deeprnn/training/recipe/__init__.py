@@ -308,7 +308,24 @@ class Recipe:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
         """Read plain data; unknown and ill-typed fields are errors."""
-        return read(cls, data)
+        return read(cls, _with_output(data))
+
+
+OUTPUT = {"kind": "output", "nade_size": "nade_size"}
+"""the section [output] of a recipe, which may stand for these fields of [model]"""
+
+
+def _with_output(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with a section [output] written into [model]."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("output"), Mapping):
+        return data
+    rest = {name: part for name, part in data.items() if name != "output"}
+    model = dict(rest.get("model") or {})
+    for name, value in data["output"].items():
+        if name not in OUTPUT:
+            raise UserError(unknown(f"output.{name}", [f"output.{known}" for known in OUTPUT]))
+        model[OUTPUT[name]] = value
+    return {**rest, "model": model}
 
 
 # ---- changing
@@ -319,6 +336,8 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     data = recipe.to_dict()
     for name, value in changes.items():
         section, _, key = name.rpartition(".")
+        if section == "output" and key in OUTPUT:
+            section, key = "model", OUTPUT[key]
         table = data.get(section) if section else data
         if not isinstance(table, dict) or key not in table or isinstance(table[key], dict):
             near = [f"{section}.{k}" for k in table] if section and isinstance(table, dict) else field_names()
