@@ -323,6 +323,9 @@ def main() -> None:
         short = {k: v for k, v in row.items() if k != "text"}
         print(json.dumps(short), flush=True)
 
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # fp32 beside fp32
     if not given.dry:
         put(compile_all(given.seconds / 2))
     from deeprnn.bench.measure import surroundings

@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT / "src")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from deeprnn.bench.measure import surroundings  # noqa: E402
 from deeprnn.data import load  # noqa: E402
 from deeprnn.data.music import MusicData, Songs  # noqa: E402
 from deeprnn.errors import UserError  # noqa: E402
@@ -120,9 +121,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=1)
     asked = options.parse_args()
     torch.set_num_threads(asked.threads)
-    found: dict[str, Any] = {"device": asked.device, "torch": torch.__version__}
-    if asked.device != "cpu":
-        found["gpu"] = torch.cuda.get_device_name()
+    found: dict[str, Any] = {"device": asked.device, **surroundings(asked.device)}
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.only != "train":
         found["check"] = check(asked.device)

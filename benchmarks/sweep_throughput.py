@@ -10,7 +10,6 @@ to compile is measured beside it. OUT/sweep-throughput-<device>.json holds the f
 from __future__ import annotations
 
 import argparse
-import platform
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from deeprnn.bench.measure import surroundings
 from deeprnn.files import write_json
 from deeprnn.sweeps.pack import Pack, train_pack
 from deeprnn.sweeps.space import read_space
@@ -77,12 +77,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
     packed, alone = measure(options.pack, options), measure(1, options)
-    gpu = options.device.startswith("cuda")
     figures = {
-        "device": torch.cuda.get_device_name()
-        if gpu
-        else f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
+        **surroundings(options.device),
         "recipe": options.recipe,
         "epochs_a_trial": options.epochs,
         "packed": packed,

@@ -16,14 +16,14 @@ class MissingExtra(UserError, ImportError):
     """A feature was asked for whose packages are not installed."""
 
 
-def need(module: str, extra: str) -> ModuleType:
-    """Import `module` late, or say which extra brings it."""
+def need(module: str, extra: str = "") -> ModuleType:
+    """Import `module` late, or say which extra brings it; without one, that it is to be installed by itself."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra(
-            f"this needs the package {module.partition('.')[0]!r}: pip install 'deeprnn[{extra}]'"
-        ) from error
+        package = module.partition(".")[0]
+        wanted = f"'deeprnn[{extra}]'" if extra else package
+        raise MissingExtra(f"this needs the package {package!r}: pip install {wanted}") from error
 
 
 def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:

@@ -20,7 +20,14 @@ from tests.reproduction.toys import small_songs
 ROOT = Path(__file__).parents[2]
 LIVE = Recipe.from_dict(
     {
-        "model": {"kind": "dots", "hidden": [6], "intermediate": [5], "output_hidden": [4], "unit": "relu"},
+        "model": {
+            "kind": "dots",
+            "hidden": [6],
+            "intermediate": [5],
+            "output_hidden": [4],
+            "unit": "relu",
+            "output": "nade",
+        },
         "optimiser": {"name": "adamw"},
         "evaluation": {"streams": 2},
         "stop": {"epochs": 3},
@@ -37,8 +44,8 @@ READERS = {
 }
 """fields of the schedule that only some schedules read, and one that does"""
 IDLE = {
-    "paper": ("model.output_unit", "init.output_hidden_std", "init.rectifier_bias", "schedule.factor",
-              "schedule.minimum", "schedule.floor", "evaluation.chunk", "evaluation.width", "save.seconds",
+    "paper": ("model.nade_size", "model.output_unit", "init.output_hidden_std", "init.rectifier_bias",
+              "schedule.factor", "schedule.minimum", "schedule.floor", "evaluation.chunk", "evaluation.width", "save.seconds",
               "save.updates"),
     "cosine": ("schedule.beta", "schedule.patience", "schedule.restore_best", "schedule.factor"),
     "halving": ("schedule.beta", "schedule.floor"),

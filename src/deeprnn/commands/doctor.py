@@ -18,7 +18,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "fastcpu": ("llvmlite",),
     "tensorboard": ("tensorboard",),
-    "track": ("mlflow-skinny", "wandb", "trackio"),
+    "track": ("mlflow-skinny",),
     "notebooks": ("nbformat", "nbclient", "ipykernel"),
 }
 

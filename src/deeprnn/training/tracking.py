@@ -111,7 +111,7 @@ class WandB:
     """Files for `wandb sync` in the run folder; WANDB_MODE=online sends them at once."""
 
     def __init__(self, run: Tracked) -> None:
-        wandb = need("wandb", extra="track")
+        wandb = need("wandb")
         run.folder.mkdir(parents=True, exist_ok=True)  # wandb would take a temporary one
         private = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_disable_stats": True}
         settings = wandb.Settings(silent=True, console="off", **private)
@@ -143,7 +143,7 @@ class Trackio:
         os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute()))  # read when it is imported
         name = f"{run.name}-{run.id}"
         config = dict(run.settings)
-        self.run = need("trackio", extra="track").init(PROJECT, name=name, config=config, resume="allow")
+        self.run = need("trackio").init(PROJECT, name=name, config=config, resume="allow")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """One point in each curve."""

@@ -38,7 +38,8 @@ template <int S> INLINE void read(const Params& p, const Thread& th, const Task&
 #pragma unroll
   for (int k = 0; k < 4 * beside(S); k++) x[k] = 0.0f;
   if (!it.real || rows <= 0) return;   // the same for the whole warp
-  // A lane beyond the batch or the units reads what another one reads: a branch around its loads would part the warp.
+  // A lane beyond the batch or the units reads what another one reads, and nobody reads what it makes of it: a branch
+  // around its loads would part the warp, and choosing zero instead would wait for them here, a visit too early.
   int more = step + 1 < (int)p.steps, near = min(n, rows - 1);
   Place w = place_at(p, th, q, step), next = place_at(p, th, q, step + more);
 #pragma unroll
@@ -50,8 +51,6 @@ template <int S> INLINE void read(const Params& p, const Thread& th, const Task&
 #pragma unroll
     for (int k = 0; k < SLOTS; k++)
       if (slot_size(k) == size(S)) to[loads(S) + k] = *local_of<S>(p, w, k, near, unit);
-#pragma unroll
-    for (int k = 0; k < beside(S); k++) to[k] = select(n < rows, to[k], 0.0f);
   }
 }
 // Leave the warp's sums in shared memory for the finishers.
