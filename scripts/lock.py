@@ -76,7 +76,7 @@ def resolved(requirements: Sequence[str], env: Mapping[str, str] | None = None) 
 def hashes(name: str, version: str) -> list[str]:
     """The sha256 of all files of a release that pip finds, compatible with this machine or not."""
     found = set()
-    for link in re.findall(r"(?:https?|file)://[^\s,]+", pip("index", "versions", name, "-vv")):
+    for link in re.findall(r"(?:https?|file)://[^\s,]+", pip("index", "versions", "--pre", name, "-vv")):
         address = urlparse(link)
         if _version_of(unquote(address.path.rpartition("/")[2])) != (name, version):
             continue

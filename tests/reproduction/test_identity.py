@@ -45,8 +45,8 @@ READERS = {
 """fields of the schedule that only some schedules read, and one that does"""
 IDLE = {
     "paper": ("model.nade_size", "model.output_unit", "init.output_hidden_std", "init.rectifier_bias",
-              "schedule.factor", "schedule.minimum", "schedule.floor", "evaluation.chunk", "evaluation.width", "save.seconds",
-              "save.updates"),
+              "schedule.factor", "schedule.minimum", "schedule.floor", "evaluation.chunk", "evaluation.width",
+              "save.seconds", "save.updates"),
     "cosine": ("schedule.beta", "schedule.patience", "schedule.restore_best", "schedule.factor"),
     "halving": ("schedule.beta", "schedule.floor"),
 }  # fmt: skip
