@@ -52,7 +52,7 @@ export function parallel({ axes, lines, label = "", height = 320 }) {
 
 /** Shares from 0 to 1 as bars: [[name, share], …]. */
 export function bars({ rows, label = "" }) {
-  return h("div", { class: "bars", role: "img", "aria-label": label }, rows.map(([name, share]) => [
+  return h("div", { class: "bars", role: "img", "aria-label": label }, rows.flatMap(([name, share]) => [
     h("span", { class: "bar-name", text: name }),
     h("span", { class: "bar-track" }, h("span", { class: "bar", css: { width: `${(100 * share).toFixed(1)}%` } })),
     h("span", { class: "bar-share", text: `${Math.round(100 * share)} %` })]));
