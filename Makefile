@@ -20,7 +20,7 @@ TORCH ?= cpu
         browser bench clean
 
 help:
-	@echo "make demo          train an RNN and a DOT(S)-RNN on Bach chorales; music in out/"
+	@echo "make demo          train an RNN and a DOT(S)-RNN with a NADE on Bach chorales; music in out/"
 	@echo "make test          all quick tests"
 	@echo "make check         lint and types"
 	@echo "make test-browser  the page, in Chromium (installs it where it is missing)"

@@ -19,7 +19,7 @@ def test_the_guides_python_defines_what_it_uses(tmp_path: Path, monkeypatch):
     assert len(blocks) >= 2
     names: dict[str, object] = {}
     for block in blocks:
-        exec(block.replace("runs/demo-dots-1", str(small_run("music").path)), names)
+        exec(block.replace("runs/demo-dots-nade-1", str(small_run("music").path)), names)
     assert (tmp_path / "out" / "chorale.mid").is_file()
     assert isinstance(names["passage"], Passage)
 

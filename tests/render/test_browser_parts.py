@@ -168,3 +168,13 @@ def chart(page: Any, series: list[dict[str, Any]], guides: list[Any] | None = No
         }""",
         [series, guides or [], options],
     )
+
+
+@pytest.mark.browser
+def test_bars_have_names_and_shares(page: Any):
+    rows = [["optimiser.rate", 0.75], ["model.hidden", 0.25]]
+    script = "(rows) => document.getElementById('box').replaceChildren(parts.parallel.bars({ rows }))"
+    page.evaluate(script, rows)
+    assert page.locator("#box .bar-name").all_inner_texts() == ["optimiser.rate", "model.hidden"]
+    assert page.locator("#box .bar-share").all_inner_texts() == ["75 %", "25 %"]
+    assert page.locator("#box").inner_text().count("object") == 0

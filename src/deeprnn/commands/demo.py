@@ -12,12 +12,12 @@ from deeprnn.console import program
 if TYPE_CHECKING:
     from deeprnn.data.music import MusicData
 
-RECIPES = ("quick/bach-rnn", "quick/bach-dots")
+RECIPES = ("quick/bach-rnn", "quick/bach-nade")
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a conventional RNN and a DOT(S)-RNN on Bach's chorales, compare them, and hear a new chorale.
+    """Train a conventional RNN, and a DOT(S)-RNN whose notes hear each other, on Bach's chorales; hear a new one.
 
     Takes at most about four minutes on two cores; needs neither a GPU nor the network.
     """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deeprnn.commands.run_view import clock
 from deeprnn.console import console, program, show_rows, styled, two_columns
 from deeprnn.errors import need
+from deeprnn.sweeps.space import value_text
 
 if TYPE_CHECKING:
     from deeprnn.sweeps.run import Outcome
@@ -108,13 +109,6 @@ def _cells(trial: Trial, spec: Spec) -> list[str]:
     own = [value_text(trial.point.get(name)) for name in spec.space.dimensions]
     score = "" if trial.value is None else f"{trial.value:.4f}"
     return [f"{trial.number}{mark}", score, str(len(trial.curve)), sparkline(trial.curve), *own]
-
-
-def value_text(value: Any) -> str:
-    """A value of a field for a person."""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def point_text(trial: Trial) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from deeprnn.files import write_atomically
 from deeprnn.reproduction.html import page
 from deeprnn.reproduction.html.sections import part
-from deeprnn.sweeps.space import Choice, Dimension
+from deeprnn.sweeps.space import Choice, Dimension, value_text
 from deeprnn.sweeps.spec import Spec
 from deeprnn.sweeps.study import Study, Trial, best
 
@@ -142,7 +142,7 @@ def _table(spec: Spec, trials: Sequence[Trial]) -> str:
             "–" if trial.value is None else f"{trial.value:.4f}",
             str(len(trial.curve)),
         ]
-        cells += [json.dumps(trial.point.get(name)) for name in names]
+        cells += [value_text(trial.point.get(name)) for name in names]
         cells.append(trial.state + (f": {trial.reason}" if trial.reason else ""))
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     more = f'<p class="quiet">{len(ended) - ROWS} more.</p>' if len(ended) > ROWS else ""

@@ -230,3 +230,10 @@ def _check(space: Space, recipe: Recipe) -> None:
 def check_recipe(recipe: Recipe) -> None:
     """Refuse a recipe whose model cannot be put together."""
     recipe.model.spec(1, False, recipe.regulariser.dropout)
+
+
+def value_text(value: Any) -> str:
+    """A value of a field for a person."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
