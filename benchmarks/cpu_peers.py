@@ -66,20 +66,21 @@ def main() -> int:
     torch.set_num_threads(arguments.threads)
     if arguments.clock == "cpu":
         measure.CLOCK = time.process_time
-    report = measured(
-        arguments.only or [name for name in PARTS if name != "compiled"], arguments.minutes * 60
-    )
+    parts = arguments.only or [name for name in PARTS if name != "compiled"]
+    keep = (lambda report: write_json(arguments.output, report)) if arguments.output else lambda report: None
+    report = measured(parts, arguments.minutes * 60, keep)
     report["settings"]["clock"] = arguments.clock
+    keep(report)
     if arguments.output is None:
         print(json.dumps(report, indent=1))
-    else:
-        write_json(arguments.output, report)
     print(tables(report), file=sys.stderr)
     return 0
 
 
-def measured(parts: Iterable[str], seconds: float) -> dict[str, Any]:
-    """The document."""
+def measured(
+    parts: Iterable[str], seconds: float, keep: Callable[[dict[str, Any]], None] = lambda report: None
+) -> dict[str, Any]:
+    """The document; `keep` is called with it after every part, so that a run that is cut off has measured something."""
     before, peak = cores_used(), gigaflops()
     settings = {"seconds": seconds, "parts": list(parts), "jax": find_spec("jax") is not None}
     report: dict[str, Any] = {"format": 2, **measure.surroundings("cpu"), "settings": settings}
@@ -90,6 +91,7 @@ def measured(parts: Iterable[str], seconds: float) -> dict[str, Any]:
         began = time.perf_counter()
         report["rows" if name == "peers" else name] = PARTS[name](seconds * SHARES[name] / whole)
         settings[f"{name}_s"] = round(time.perf_counter() - began, 1)
+        keep(report)
     for row in report.get("rows", ()):
         if row["peer"] == "ours":
             row["least_us"] = least(row, peak)
