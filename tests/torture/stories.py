@@ -22,7 +22,10 @@ from tests.reproduction.toys import TINY, made_up_songs
 from tests.training.toys import recipe
 
 BOOK = "in the beginning was the word \nand the word was short \n" * 12
-ASIDE = ("seconds", "frames_per_second", "created", "updated", "finished", "environment", "commit", "name")
+ASIDE = (
+    *("seconds", "frames_per_second", "created", "updated", "finished", "environment"),
+    *("commit", "dirty", "command", "name"),
+)
 """what a clock, a machine, a checkout or a folder's name decides"""
 SMALL = ("--level", "char", "--model.hidden", "6", "--data.lanes", "4", "--data.chunk", "30")
 ENDING = (

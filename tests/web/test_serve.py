@@ -15,6 +15,7 @@ import pytest
 
 from deeprnn.cli import main
 from deeprnn.commands.serve import Serve
+from deeprnn.errors import UserError
 
 
 def test_it_binds_to_this_machine_alone_by_default() -> None:
@@ -55,3 +56,9 @@ def test_it_serves_and_stops(folder: Path) -> None:
         _, errors = process.communicate(timeout=30)
     assert "Traceback" not in errors
     assert process.returncode in (0, 130, -signal.SIGINT)
+
+
+@pytest.mark.parametrize("host", ["\udcff", "a" * 300, "no such host", "é\0"])
+def test_a_host_that_is_none_is_one_sentence(host: str):
+    with pytest.raises(UserError, match="cannot listen on"):
+        Serve(host=host, port=0).run()

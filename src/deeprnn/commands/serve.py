@@ -92,7 +92,12 @@ class Serve:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((self.host, self.port))
-        except (OSError, OverflowError) as error:
+        except (
+            OSError,
+            OverflowError,
+            TypeError,
+            UnicodeError,
+        ) as error:  # no port, no host, or no name of one
             listener.close()
             raise UserError(
                 f"cannot listen on {self.host} port {self.port}: {error}: try --port 0"
