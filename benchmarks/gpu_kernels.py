@@ -1,6 +1,6 @@
 """Shapes of the persistent kernels, each checked against float64 and then timed:
 
-    python benchmarks/gpu_kernels.py OUT [cluster] [tensor_core] [whole_card] [--best 7] [--commit HASH]
+    python benchmarks/gpu_kernels.py OUT [cluster] [tensor_core] [whole_card] [whole_card_tensor_core] [--best 7]
 
 For every cell and batch the shapes that the cost model of a kernel ranks first, compiled beforehand on all cores. A row
 for each goes to OUT/sweep.jsonl: what the model expected (`plan.cost`, cycles a step), the largest relative error and
@@ -15,6 +15,7 @@ import itertools
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -40,13 +41,24 @@ from deeprnn.backends.cuda.recurrence.plans import KernelPlan  # noqa: E402
 from deeprnn.backends.cuda.recurrence.schedule import schedule  # noqa: E402
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import tensor_core_plans  # noqa: E402
 from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_plans  # noqa: E402
+from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import (  # noqa: E402
+    whole_card_tensor_core_plans,
+)
 from deeprnn.backends.protocol import Case, Inputs  # noqa: E402
 from deeprnn.bench.measure import relative, seconds_of, surroundings  # noqa: E402
 from deeprnn.cells.deep_transition import DeepTransition  # noqa: E402
 from deeprnn.cells.description import CellDescription  # noqa: E402
+from tests.backends.cells_by_hand import by_name, highway  # noqa: E402
 
 STEPS, CHECKED = 200, 20  # steps that are timed, and those that are compared with float64
-KERNELS = {"cluster": cluster_plans, "tensor_core": tensor_core_plans, "whole_card": whole_card_plans}
+KERNELS: dict[str, Callable[..., Any]] = {
+    "cluster": cluster_plans,
+    "tensor_core": tensor_core_plans,
+    "whole_card": whole_card_plans,
+    "whole_card_tensor_core": lambda schedule, batch, members, bf16, device: whole_card_tensor_core_plans(
+        schedule, batch, members, device
+    ),
+}
 
 
 def rnn(h: int) -> CellDescription:
@@ -72,6 +84,12 @@ CELLS = {
     "rnn200": rnn(200),
     "rnn1500": rnn(1500),
     "three600": three(600),
+    "rnn512": rnn(512),
+    "rnn2048": rnn(2048),
+    "dts1024": dts(1024),
+    "dts2048": dts(2048),
+    **{f"{name}{h}": by_name(h)[name] for name in ("gru", "lstm") for h in (128, 512, 1024)},
+    "rhn400": highway(400, 5),
 }
 WORK = {  # kernel -> (cell, batch, members, bf16)
     "cluster": [
@@ -85,6 +103,13 @@ WORK = {  # kernel -> (cell, batch, members, bf16)
         *(("dts400", b, 1, False) for b in (16, 64)),
         *(("dts1100", b, 1, True) for b in (1, 16)),
         *((name, b, 1, False) for name in ("rnn1500", "three600") for b in (1, 16)),
+    ],
+    "whole_card_tensor_core": [
+        *((name, b, 1, False) for b in (64, 256) for name in ("gru512", "lstm512", "rhn400", "dts1024")),
+        *((name, 64, 1, False) for name in ("dts2048", "rnn2048", "lstm1024", "dts400")),
+        *((name, 16, 1, False) for name in ("gru512", "lstm512", "rhn400", "dts1024", "dts2048", "gru1024")),
+        *((name, 1024, 1, False) for name in ("gru512", "lstm512", "rnn512", "lstm128")),
+        *((name, 1, 1, False) for name in ("dts2048",)),
     ],
 }
 
@@ -142,15 +167,17 @@ def draw(shape: Shape, steps: int) -> tuple[Inputs, Tensor]:
         return x.bfloat16().float() if shape.plan.bf16 else x
 
     matrices = [normal(*size, scale=0.7 / size[1] ** 0.5) for size in cell.matrices]
-    A, state = normal(steps, shape.batch, cell.entry_width), normal(shape.batch, cell.states[0])
-    return Inputs(A, [state], matrices, [], []), normal(steps, shape.batch, cell.states[0])
+    A, states = normal(steps, shape.batch, cell.entry_width), [normal(shape.batch, n) for n in cell.states]
+    vectors = [normal(n) for n in cell.vectors]
+    return Inputs(A, states, matrices, vectors, []), normal(steps, shape.batch, cell.states[0])
 
 
 def in_double(inputs: Inputs) -> Inputs:
     """The same numbers in float64."""
     assert inputs.A is not None
-    states, matrices = ([x.double() for x in group] for group in (inputs.states, inputs.matrices))
-    return Inputs(inputs.A.double(), states, matrices, [], [])
+    groups = inputs.states, inputs.matrices, inputs.vectors
+    states, matrices, vectors = ([x.double() for x in group] for group in groups)
+    return Inputs(inputs.A.double(), states, matrices, vectors, [])
 
 
 def call_of(
@@ -216,9 +243,11 @@ def main() -> None:
     parser.add_argument(
         "--best", type=int, default=7, help="shapes of each kernel, cell, batch and direction"
     )
+    parser.add_argument("--seconds", type=float, default=1e9, help="no shape begins after these")
     parser.add_argument("--commit", help="the code's commit, where the copy has no repository")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    deadline = time.perf_counter() + args.seconds
     wanted = list(shapes(args.kernels, args.best))
     with ProcessPoolExecutor(
         mp_context=get_context("fork")
@@ -231,6 +260,8 @@ def main() -> None:
         about = surroundings("cuda")
         say(json.dumps(about | {"commit": about["commit"] or args.commit}))
         for shape in wanted:
+            if time.perf_counter() > deadline:
+                break
             try:
                 row = examine(shape)
             except RuntimeError as error:  # a launch that is refused: the others still have something to tell

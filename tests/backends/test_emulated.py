@@ -20,6 +20,7 @@ from deeprnn.backends.cuda.recurrence import (
     run,
     tensor_core_plans,
     whole_card_plans,
+    whole_card_tensor_core_plans,
 )
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.protocol import Case as BackendCase
@@ -233,3 +234,33 @@ def test_numbers_of_any_size_keep_their_precision(cell, change):
     back = run.backward(backend_case, single_gradients, stored, single._replace(A=None), plans[1]).delta
     assert max(by_row(x, y) for x, y in zip(found, truth, strict=True)) < 2e-5
     assert by_row(back, delta) < 2e-5
+
+
+# ---- the whole card, products on the tensor cores
+
+# case, (batch rows of a team, groups of units of a block), whether weights stay in shared memory
+CARD_TENSOR_CORES = [
+    (Case("dts3", WIDE["dts3"], 4, 5, reset=True), (16, 1), True),
+    (Case("dts", WIDE["dts"], 4, 20), (32, 2), False),
+    (Case("lstm", WIDE["lstm"], 4, 19, reset=True, population=2), (16, 1), True),
+    (Case("gru", WIDE["gru"], 3, 40, reset=True), (64, 1), False),
+    (Case("highway", WIDE["highway"], 3, 18), (16, 3), True),
+    (Case("pooled", WIDE["pooled"], 3, 17), (16, 1), True),
+    (Case("peepholes", WIDE["peepholes"], 1, 5, reset=True), (16, 1), False),
+]
+
+
+@pytest.mark.parametrize(("case", "shape", "kept"), CARD_TENSOR_CORES, ids=str)
+def test_whole_card_tensor_core_kernel(case, shape, kept, monkeypatch):
+    def choose(schedule, batch, members, bf16):
+        plan = whole_card_tensor_core_plans.whole_card_tensor_core_shape(schedule, batch, members, H200, *shape)
+        if plan is not None and not kept:
+            limit = plan.shared - 512 * (plan.buffers + 1)
+            while all(plan.resident):
+                plan = whole_card_tensor_core_plans.whole_card_tensor_core_shape(
+                    schedule, batch, members, H200, *shape, limit
+                )
+                limit -= 8192
+        return plan
+
+    examine(case, choose, monkeypatch)

@@ -17,6 +17,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 typedef unsigned char u8;
 #define INLINE static inline
+#define METHOD inline
 #define CONST constexpr
 #define __host__
 #define __device__
@@ -244,4 +245,24 @@ INLINE void load_relaxed(u32 (&w)[4], const u32* at) {
 INLINE void relax() {   // now and then a thread sleeps while the others go as far as they can
   for (int i = machine.random() % 8; i > 0; i--) deliver();
   for (int i = machine.random() % 32 ? 1 : machine.random() % 250; i > 0; i--) yield();
+}
+
+// A counter in global memory, and copies from there into a block's own shared memory (whole_card_tensor_core.cu).
+INLINE void publish(u32* counter) { ++*counter; machine.idle = 0; }
+INLINE u32 counted(const u32* counter) { return *counter; }
+INLINE void engine_fence() {}
+INLINE void copy_in(u32 to, const void* from, u32 bytes, u32 bar) {
+  if (bytes == 0 || bytes % 16 || (size_t)from % 16) fail("a copy is of no bytes, not of 16, or misaligned");
+  for (u32 i = 0; i < bytes; i += 16) at(to + i, 16);
+  under_way.push_back({to, (const u8*)from, bytes, bar});
+}
+template <int N> INLINE void sync_some() { pass(machine.gates[{machine.now->rank, 1}], N); }
+INLINE void store_global(u8* to, u32 a, u32 b) {
+  u32 w[2] = {a, b};
+  if ((size_t)to % 8) fail("a store of 8 bytes is misaligned");
+  memcpy(to, w, 8);
+}
+INLINE void load_global(u32 (&x)[4], const u8* from) {
+  if ((size_t)from % 16) fail("a load of 16 bytes is misaligned");
+  memcpy(x, from, 16);
 }

@@ -6,6 +6,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 typedef unsigned char u8;
 #define INLINE static __device__ __forceinline__
+#define METHOD __device__ __forceinline__
 #define CONST constexpr __host__ __device__
 
 INLINE u32 bf16_bits(float x) {  // round to nearest even; NaN stays NaN

@@ -100,7 +100,7 @@ def _grid(
         teams: int = plan.teams  # type: ignore[attr-defined]
         share = -(-items // teams)
         used = -(-items // share)
-        exchange = torch.zeros(used * words, dtype=torch.int32, device=device)
+        exchange = torch.zeros(plan.common_words + used * words, dtype=torch.int32, device=device)
         scratch.append(exchange)
         return used * plan.team, exchange.data_ptr(), items, share  # type: ignore[attr-defined]
     if not words:

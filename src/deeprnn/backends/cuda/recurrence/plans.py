@@ -47,6 +47,11 @@ class KernelPlan:
         """Words of 4 bytes in global memory that a cluster (or team) exchanges through."""
         return 0
 
+    @property
+    def common_words(self) -> int:
+        """Words before those: what all teams share."""
+        return 0
+
     def _rows(self) -> str:
         return f"{self.rows} batch row{'s' * (self.rows > 1)}"
 

@@ -1,0 +1,158 @@
+"""Shapes of whole_card_tensor_core.cu: teams of blocks on the tensor cores, vectors through L2, weights of any size.
+
+For batches of models that fit no thread-block cluster. A team serves some batch rows of one model; weights that do not
+fit its blocks' shared memory are read from L2 at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deeprnn.backends.cuda.device import Device
+from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed, up
+from deeprnn.backends.cuda.recurrence.schedule import Schedule
+
+WARPS = 8  # that multiply; one more starts copies
+TILE_BYTES = 1088  # of 16 batch rows x 16 units of a vector
+MOST_SUMS = 64  # a thread may hold
+MOST_EPILOGUE = 96  # numbers that a thread may hold for its epilogues: loads of a stage, and local values
+CHUNK_BYTES = 17408  # of a buffer, about
+FEWEST_BUFFERS, MOST_BUFFERS = 3, 8
+# batch rows of a team -> warps over tiles of 16 rows, warps over the inner dimension
+SPLITS = {16: (1, 8), 32: (2, 4), 64: (4, 2), 128: (8, 1), 256: (8, 1)}
+
+
+@dataclass(frozen=True)
+class WholeCardTensorCorePlan(KernelPlan):
+    """A shape of the kernel; `rows` are those of a team, `cluster` is 1."""
+
+    team: int = 1
+    """blocks that hold one model together"""
+    teams: int = 1
+    """how many teams run side by side"""
+    passes: int = 1
+    """row groups that a team serves one after the other"""
+    groups: int = 1
+    """groups of 16 units of a stage that a block owns, at most"""
+    chunk: int = 1
+    """inner tiles of a buffer"""
+    buffers: int = FEWEST_BUFFERS
+    resident: tuple[bool, ...] = ()
+    """which matrices stay in shared memory"""
+    words: int = 0
+    spilled_words: int = 0
+
+    source = "recurrence/whole_card_tensor_core.cu"
+    cooperative = True
+
+    def arch(self, device: Device) -> str:
+        """With the instructions of Hopper alone where that is what it is compiled for."""
+        return device.arch
+
+    def describe(self) -> str:
+        """One line for a person."""
+        teams = "" if self.teams == 1 else f"{self.teams} teams of "
+        kept = "all weights" if all(self.resident) else "some weights" if any(self.resident) else "no weights"
+        return (
+            f"{teams}{self.team} blocks multiply on the tensor cores, {self._rows()} a team"
+            f"{f' in {self.passes} passes' * (self.passes > 1)}, vectors through L2, {kept} in shared memory, "
+            f"{self.shared // 1024} KiB a block"
+        )
+
+    @property
+    def exchange_words(self) -> int:
+        """Of a team: its counter and vectors."""
+        return self.words
+
+    @property
+    def common_words(self) -> int:
+        """Weights that do not stay in shared memory."""
+        return self.spilled_words
+
+    def macros(self) -> dict[str, int | str]:
+        """The #defines of the kernel."""
+        over_rows, over_inner = SPLITS[self.rows]
+        return {
+            "ROWS": self.rows, "TEAM": self.team, "GROUPS": self.groups, "MWARPS": over_rows, "KWARPS": over_inner,
+            "CHUNK": self.chunk, "BUFFERS": self.buffers, "RESIDENT": listed(self.resident),
+        }  # fmt: skip
+
+
+def whole_card_tensor_core_plans(
+    schedule: Schedule, batch: int, members: int, device: Device
+) -> Iterator[WholeCardTensorCorePlan]:
+    """All shapes that fit."""
+    if device.capability[0] < 9:
+        return
+    fewest = up(min(batch, 256), 16) * 16
+    for rows in SPLITS:
+        if rows >= 2 * fewest and rows > 16:
+            continue
+        for groups in (1, 2, 3, 4, 6, 8):
+            plan = whole_card_tensor_core_shape(schedule, batch, members, device, rows, groups)
+            if plan is not None:
+                yield plan
+
+
+def whole_card_tensor_core_shape(
+    schedule: Schedule, batch: int, members: int, device: Device, rows: int, groups: int, limit: int | None = None
+) -> WholeCardTensorCorePlan | None:
+    """One shape, sizes as in the kernel. `groups`: of units that a block owns of the widest stage."""
+    stages, tiles, (over_rows, over_inner) = schedule.stages, rows // 16, SPLITS[rows]
+    if not all(any(m.stage == s and schedule.is_critical(m) for m in schedule.matrices) for s in range(len(stages))):
+        return None  # a stage that waits for no vector could overtake the others
+    of_stage = [up(stage.size, 16) for stage in stages]
+    if groups > max(of_stage):
+        return None
+    team = max(up(n, groups) for n in of_stage)
+    if team > device.processors:
+        return None
+    own = [up(n, team) for n in of_stage]
+    columns = [2 * stage.gates * n for stage, n in zip(stages, own, strict=True)]
+    if max(columns) * 4 * (tiles // over_rows) > MOST_SUMS:
+        return None
+    tasks = max(up(2 * tiles * n, WARPS) for n in own)
+    inner = [n * stage.sent for n, stage in zip(of_stage, stages, strict=True)]
+    chunk = max(1, CHUNK_BYTES // (tiles * TILE_BYTES * over_inner)) * over_inner
+    buffer = chunk * tiles * TILE_BYTES
+    fixed = 256 + over_inner * tiles * max(columns) * 512
+    fixed += sum(n * stage.gates * 64 for n, stage in zip(own, stages, strict=True))
+    free = (device.shared_limit if limit is None else limit) - up(fixed, 128) * 128 - FEWEST_BUFFERS * buffer
+    if free < 0:
+        return None
+    sizes = [inner[m.source] * columns[m.stage] * 512 for m in schedule.matrices]
+    resident = []
+    for size in sizes:
+        resident.append(size <= free)
+        free -= size if resident[-1] else 0
+    if members > 1 and not all(resident):
+        return None  # weights outside of shared memory have one place
+    buffers = min(MOST_BUFFERS, FEWEST_BUFFERS + free // buffer)
+    shared = up(fixed + buffers * buffer, 128) * 128 + sum(n for n, kept in zip(sizes, resident, strict=True) if kept)
+    items = up(batch, rows) * members
+    teams = min(device.processors // team, items)
+    passes = up(items, teams)
+    cost = passes * _cycles(schedule, rows, teams * team, columns, inner, sizes, resident, tasks)
+    vectors = 128 + sum(2 * n * tiles * TILE_BYTES for n in inner)
+    spilled = sum(n * team for n, kept in zip(sizes, resident, strict=True) if not kept)
+    return WholeCardTensorCorePlan(
+        1, 32 * (WARPS + 1), rows, shared, False, cost, team, teams, passes, max(own), chunk, buffers, tuple(resident),
+        vectors // 4, spilled // 4,
+    )  # fmt: skip
+
+
+def _cycles(
+    schedule: Schedule, rows: int, blocks: int, columns: list[int], inner: list[int], sizes: list[int],
+    resident: list[bool], tasks: int,
+) -> float:  # fmt: skip
+    """Cycles per step: a stage is its latency, and the longest of products, copies of a block and traffic of L2."""
+    tiles, total = rows // 16, 0.0
+    for s in range(len(schedule.stages)):
+        products = copied = 0.0
+        for j, matrix in enumerate(schedule.matrices):
+            if matrix.stage == s:
+                products += 3 * 2.6 * tiles * columns[s] * inner[matrix.source]
+                copied += inner[matrix.source] * tiles * TILE_BYTES + (0 if resident[j] else sizes[j])
+        total += 4200 + 300 * (tasks - 1) + max(products, copied / 48, copied * blocks / 2600)
+    return total
