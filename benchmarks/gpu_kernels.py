@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 import torch  # noqa: E402
+from tests.backends.cells_by_hand import by_name, highway  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from deeprnn.backends import plain  # noqa: E402
@@ -48,7 +49,6 @@ from deeprnn.backends.protocol import Case, Inputs  # noqa: E402
 from deeprnn.bench.measure import relative, seconds_of, surroundings  # noqa: E402
 from deeprnn.cells.deep_transition import DeepTransition  # noqa: E402
 from deeprnn.cells.description import CellDescription  # noqa: E402
-from tests.backends.cells_by_hand import by_name, highway  # noqa: E402
 
 STEPS, CHECKED = 200, 20  # steps that are timed, and those that are compared with float64
 KERNELS: dict[str, Callable[..., Any]] = {
@@ -105,11 +105,10 @@ WORK = {  # kernel -> (cell, batch, members, bf16)
         *((name, b, 1, False) for name in ("rnn1500", "three600") for b in (1, 16)),
     ],
     "whole_card_tensor_core": [
-        *((name, b, 1, False) for b in (64, 256) for name in ("gru512", "lstm512", "rhn400", "dts1024")),
-        *((name, 64, 1, False) for name in ("dts2048", "rnn2048", "lstm1024", "dts400")),
-        *((name, 16, 1, False) for name in ("gru512", "lstm512", "rhn400", "dts1024", "dts2048", "gru1024")),
-        *((name, 1024, 1, False) for name in ("gru512", "lstm512", "rnn512", "lstm128")),
-        *((name, 1, 1, False) for name in ("dts2048",)),
+        *((name, 64, 1, False) for name in ("gru512", "lstm512", "rhn400", "dts1024", "dts2048", "rnn2048")),
+        *((name, 256, 1, False) for name in ("gru512", "lstm512", "rhn400", "dts1024", "lstm1024")),
+        *((name, 16, 1, False) for name in ("gru512", "rhn400", "dts1024", "dts2048")),
+        *((name, 1024, 1, False) for name in ("gru512", "rnn512", "lstm128")),
     ],
 }
 
@@ -229,7 +228,10 @@ def examine(shape: Shape) -> dict[str, Any]:
     kernel = load_kernel(shape.plan, code(schedule(CELLS[shape.name], shape.backward), shape.options), 0)
     row |= {"registers": kernel.attribute(REGISTERS), "local": kernel.attribute(LOCAL_BYTES)}
     inputs, gradient = draw(shape, STEPS)
-    stored = run.forward(shape.case, inputs, True) if shape.backward else []
+    others = KERNELS[shape.kernel](
+        schedule(CELLS[shape.name], False), shape.batch, shape.members, shape.plan.bf16, Device()
+    )
+    stored = run.forward(shape.case, inputs, True, plan=next(iter(others))) if shape.backward else []
     return row | {"us_per_step": microseconds(call_of(shape, inputs, gradient, stored)) / STEPS}
 
 

@@ -257,12 +257,3 @@ INLINE void copy_in(u32 to, const void* from, u32 bytes, u32 bar) {
   under_way.push_back({to, (const u8*)from, bytes, bar});
 }
 template <int N> INLINE void sync_some() { pass(machine.gates[{machine.now->rank, 1}], N); }
-INLINE void store_global(u8* to, u32 a, u32 b) {
-  u32 w[2] = {a, b};
-  if ((size_t)to % 8) fail("a store of 8 bytes is misaligned");
-  memcpy(to, w, 8);
-}
-INLINE void load_global(u32 (&x)[4], const u8* from) {
-  if ((size_t)from % 16) fail("a load of 16 bytes is misaligned");
-  memcpy(x, from, 16);
-}

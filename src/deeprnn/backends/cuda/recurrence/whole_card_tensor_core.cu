@@ -4,15 +4,15 @@
 // block owns groups of 16 units of each stage. Vectors travel through L2, in the order in which the tensor cores want them,
 // and are read by the copy engine, chunk by chunk, into a ring of buffers in shared memory; a counter of the team in L2 says
 // how many blocks have sent. Weights are split into two fp16 parts once, before the first step, and stay in shared memory as
-// far as there is room; the others are read from L2 at every step.
+// far as there is room; the others come through the ring too, at every step, before the vectors they wait for.
 //
-// Products are 16 batch rows x 8 units x 16 inner units. What the instruction leaves in a thread are then the numbers of
-// the units and rows that the same thread has to give to the next product as its first operand, so nothing is exchanged
-// between lanes. A vector is scaled by a power of two for each batch row and 16 units, found from its own numbers; the sums
-// over 16 inner units are scaled back before they are added up in fp32. So vectors may be of any size and need no bound.
+// Products are 16 batch rows x 8 units x 16 inner units. A vector is scaled by a power of two for each batch row and 16
+// units, found from its own numbers; the sums over 16 inner units are scaled back before they are added up in fp32. So
+// vectors may be of any size and need no bound.
 //
 // Eight warps multiply: MWARPS over tiles of 16 batch rows, KWARPS over the inner dimension. Then each takes its share of
-// the tiles through the epilogue. One thread of a ninth warp waits for vectors and starts copies.
+// the sums through the epilogue, two batch rows of 16 units at a time. One thread of a ninth warp waits for vectors and
+// starts copies.
 //
 // Macros: ROWS TEAM GROUPS (most groups of units of a block) MWARPS KWARPS CHUNK (inner tiles of a buffer) BUFFERS
 //         RESIDENT (for each matrix: whether a block's part lies in shared memory); the rest is in the generated cell.cuh.
@@ -26,16 +26,21 @@ CONST bool resident(int j) { constexpr int list[] = {RESIDENT}; return list[j]; 
 constexpr int WARPS = 8, WORKERS = 32 * WARPS, THREADS = WORKERS + 32;
 constexpr int TILES = ROWS / 16, MINE = TILES / MWARPS;     // tiles of batch rows: of the team, of a warp
 constexpr int TILE_BYTES = 1088;                            // of 16 rows x 16 units: high parts, low parts, a scale for each row
-constexpr int BUFFER = CHUNK * TILES * TILE_BYTES;
 CONST int groups(int s) { return up(size(s), 16); }
 CONST int own(int s) { return up(groups(s), TEAM); }        // groups of a block
 CONST int inner(int s) { return groups(s) * sent(s); }      // inner tiles of a stage's vector
 CONST int columns(int s) { return 2 * gates(s) * own(s); }  // tiles of 8 sums
-CONST int tasks(int s) { return up(2 * TILES * own(s), WARPS); }   // of a warp: eight rows of a tile of 16 units
-CONST int load_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += 4 * tasks(i) * loads(i); return n; }
-CONST int local_offset(int k) { int n = 0; for (int i = 0; i < k; i++) n += 4 * tasks(slot_stage(i)); return n; }
+CONST int tasks(int s) { return TILES * own(s); }           // of a warp: two rows x 16 units, a number for each lane
+CONST int local_offset(int k) { int n = 0; for (int i = 0; i < k; i++) n += tasks(slot_stage(i)); return n; }
 CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = columns(s) > n ? columns(s) : n; return n; }
+CONST int widest_copied() {
+  int n = 0;
+  for (int j = 0; j < MATRICES; j++)
+    if (!resident(j) && columns(stage_of(j)) > n) n = columns(stage_of(j));
+  return n;
+}
 constexpr int NLOCAL = SLOTS > 0 ? local_offset(SLOTS) : 1;
+constexpr int VECTORS_OF_BUFFER = CHUNK * TILES * TILE_BYTES, BUFFER = VECTORS_OF_BUFFER + CHUNK * widest_copied() * 512;
 
 // Shared memory, in bytes: barriers, the ring, sums, scales of the weights' rows, weights.
 constexpr int RING = 256, SUMS = RING + BUFFERS * BUFFER, SCALES = SUMS + KWARPS * TILES * widest() * 512;
@@ -57,24 +62,20 @@ CONST i64 vector_bytes(int s) { return (i64)inner(s) * TILES * TILE_BYTES; }
 CONST i64 vector_offset(int s) { i64 n = 128; for (int i = 0; i < s; i++) n += 2 * vector_bytes(i); return n; }
 
 #ifdef __CUDACC__
-INLINE void publish(u32* counter) { asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
+INLINE void publish(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
 INLINE u32 counted(const u32* counter) {
   u32 n;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(counter) : "memory");
   return n;
 }
 INLINE void relax() {}
-// What was written to global memory by ordinary stores is seen by the copy engine, here and, once published, elsewhere.
+// What ordinary stores wrote to global memory, and this thread sees, the copy engine sees too.
 INLINE void engine_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 INLINE void copy_in(u32 to, const void* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
 }
 template <int N> INLINE void sync_some() { asm volatile("bar.sync 1, %0;" ::"n"(N) : "memory"); }   // N threads of the block
-INLINE void store_global(u8* at, u32 a, u32 b) { asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(a), "r"(b) : "memory"); }
-INLINE void load_global(u32 (&x)[4], const u8* at) {
-  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(at));
-}
 #endif
 
 struct Thread {
@@ -154,8 +155,9 @@ template <int J> INLINE void split_weights(const Params& p, const Thread& th) {
         store_words(th.base + weight_offset(J) + i * 16, high[0], high[1], low[0], low[1]);
       } else {   // blocks of other teams write the same there
         u8* to = th.spill + spill_offset(J) + (i64)th.rank * weight_bytes(J) + (i64)i * 16;
-        store_global(to, high[0], high[1]);
-        store_global(to + 8, low[0], low[1]);
+        u32 parts[4] = {high[0], high[1], low[0], low[1]};
+#pragma unroll
+        for (int part = 0; part < 4; part++) ((u32*)to)[part] = parts[part];
       }
     }
     split_weights<J + 1>(p, th);
@@ -181,17 +183,29 @@ struct Copier {   // by one thread
   Thread& th;
   i64 step;
   template <int J> METHOD void operator()() {
-    constexpr int Q = source_of(J);
+    constexpr int Q = source_of(J), TILE = TILES * TILE_BYTES, CHUNKS = up(inner(Q), CHUNK);
+    constexpr int WEIGHTS = resident(J) ? 0 : columns(stage_of(J)) * 512;   // of an inner tile
+    const u8* vector = vector_at(th, Q, delayed(J) ? step - 1 : step);
+    const u8* weights = th.spill + spill_offset(J) + (i64)th.rank * weight_bytes(J);
+    auto count = [&](int chunk) { return min(CHUNK, inner(Q) - chunk * CHUNK); };
+    auto place = [&](int chunk) { return th.base + RING + (th.turn + chunk) % BUFFERS * BUFFER; };
+    auto begin = [&](int chunk) {   // once the buffer is empty; weights wait for nothing
+      u32 turn = th.turn + chunk, buffer = turn % BUFFERS;
+      barrier_wait_alone(empty(th, buffer), (turn / BUFFERS & 1) ^ 1);
+      barrier_expect(full(th, buffer), count(chunk) * (TILE + WEIGHTS));
+      if constexpr (WEIGHTS > 0)
+        copy_in(place(chunk) + VECTORS_OF_BUFFER, weights + (i64)chunk * CHUNK * WEIGHTS, count(chunk) * WEIGHTS, full(th, buffer));
+    };
+    constexpr int AHEAD = CHUNKS < BUFFERS ? CHUNKS : BUFFERS;
+    for (int chunk = 0; chunk < AHEAD; chunk++) begin(chunk);
     // Before the first step all vectors are published at once.
     wait_for(th, delayed(J) ? (step == 0 ? th.epoch : th.epoch - (DEPTH - 1 - Q)) : th.epoch + 1 + Q);
     engine_fence();
-    const u8* from = vector_at(th, Q, delayed(J) ? step - 1 : step);
-    for (int tile = 0; tile < inner(Q); tile += CHUNK, th.turn++) {
-      u32 buffer = th.turn % BUFFERS, bytes = min(CHUNK, inner(Q) - tile) * (TILES * TILE_BYTES);
-      barrier_wait_alone(empty(th, buffer), (th.turn / BUFFERS & 1) ^ 1);
-      barrier_expect(full(th, buffer), bytes);
-      copy_in(th.base + RING + buffer * BUFFER, from + (i64)tile * (TILES * TILE_BYTES), bytes, full(th, buffer));
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      if (chunk >= AHEAD) begin(chunk);
+      copy_in(place(chunk), vector + (i64)chunk * CHUNK * TILE, count(chunk) * TILE, full(th, (th.turn + chunk) % BUFFERS));
     }
+    th.turn += CHUNKS;
   }
 };
 
@@ -203,21 +217,17 @@ template <int S> struct Multiplier {   // by eight warps
 
   template <int J> METHOD void operator()() {
     constexpr int Q = source_of(J);
-    const u8* spilled = th.spill + spill_offset(J) + (i64)th.rank * weight_bytes(J) + th.lane * 16;
-    u32 held = th.base + weight_offset(J) + th.lane * 16;
     for (int first = 0; first < inner(Q); first += CHUNK, th.turn++) {
       u32 buffer = th.turn % BUFFERS;
       int count = min(CHUNK, inner(Q) - first);
       u32 vectors = th.base + RING + buffer * BUFFER;
+      u32 weights = th.lane * 16 + (resident(J) ? th.base + weight_offset(J) + first * N * 512 : vectors + VECTORS_OF_BUFFER);
       barrier_wait(full(th, buffer), th.turn / BUFFERS & 1);
 #pragma unroll 1
       for (int i = th.wk; i < count; i += KWARPS) {
         u32 w[N][4];
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-          if constexpr (resident(J)) load_words(w[n], held + ((first + i) * N + n) * 512);
-          else load_global(w[n], spilled + (i64)((first + i) * N + n) * 512);
-        }
+        for (int n = 0; n < N; n++) load_words(w[n], weights + (i * N + n) * 512);
 #pragma unroll
         for (int m = 0; m < MINE; m++) {
           u32 tile = vectors + (i * TILES + th.wm * MINE + m) * TILE_BYTES, high[4], low[4];
@@ -277,56 +287,48 @@ template <int S, bool ONLY_DELAYED = false> INLINE void multiply(const Params& p
                   __float_as_uint(acc[m][n][3]));
 }
 
-struct Task { int tile, half, group, row; };   // tile of batch rows and its half, group of units of the block, the thread's row
+struct Task { int tile, group, row, unit; };   // tile of batch rows, group of units of the block; the lane's row and unit
 template <int S> INLINE Task task_of(const Thread& th, int o) {
-  int i = o * WARPS + th.warp, tile = i / 2 % TILES;
-  return {tile, i % 2, i / (2 * TILES), tile * 16 + i % 2 * 8 + th.lane / 4};
+  int i = o * WARPS + th.warp, tile = i / 8 % TILES, group = i / (8 * TILES);
+  return {tile, group, tile * 16 + i % 8 * 2 + th.lane / 16, (th.rank * own(S) + group) * 16 + th.lane % 16};
 }
-template <int S> INLINE int unit_of(const Thread& th, const Task& task, int e) {   // the thread's e-th of four
-  return (th.rank * own(S) + task.group) * 16 + th.lane % 4 * 2 + e % 2 + e / 2 * 8;
-}
-template <int S> INLINE bool real(const Thread& th, const Task& task, int unit) {
-  return task.group < own(S) && task.row < th.rows && unit < size(S);
-}
-template <int S> INLINE float sum_of(const Thread& th, const Task& task, int gate, int e) {
+template <int S> INLINE bool real(const Thread& th, const Task& task) { return task.row < th.rows && task.unit < size(S); }
+// Where a tile of a product has row r and unit u of 16: the lane, and which of its four numbers.
+INLINE int lane_of(int r, int u) { return r % 8 * 4 + u % 8 / 2; }
+template <int S> INLINE float sum_of(const Thread& th, const Task& task, int gate) {
   constexpr int N = columns(S), G = gates(S);
-  int n = (task.group * G + gate) * 2 + e / 2;
+  int u = th.lane % 16, r = task.row % 16, n = (task.group * G + gate) * 2 + u / 8;
+  u32 at = th.base + SUMS + ((task.tile * N + n) * 32 + lane_of(r, u)) * 16 + (r / 8 * 2 + u % 2) * 4;
   float total = 0.0f, part[1];
 #pragma unroll
   for (int k = 0; k < KWARPS; k++) {
-    load_shared<1>(part, th.base + SUMS + (((k * TILES + task.tile) * N + n) * 32 + th.lane) * 16 + task.half * 8 + e % 2 * 4);
+    load_shared<1>(part, at + k * (TILES * N * 512));
     total += part[0];
   }
-  load_shared<1>(part, th.base + scale_offset(S) + ((task.group * G + gate) * 16 + th.lane % 4 * 2 + e % 2 + e / 2 * 8) * 4);
+  load_shared<1>(part, th.base + scale_offset(S) + ((task.group * G + gate) * 16 + u) * 4);
   return total * inverse(part[0]);
 }
 
-// Four units of a batch row, scaled and split, to the place where the team reads the stage's vector.
-template <int S> INLINE void send_units(const Thread& th, const Task& task, int part, const float (&v)[4], i64 step) {
-  u32 most = 0;
+// Two batch rows of 16 units, scaled and split, to the place where the team reads the stage's vector.
+template <int S> INLINE void send_units(const Thread& th, const Task& task, int part, float v, i64 step) {
+  u32 most = __float_as_uint(v) & 0x7fffffffu;
 #pragma unroll
-  for (int e = 0; e < 4; e++) {
-    u32 bits = __float_as_uint(v[e]) & 0x7fffffffu;
-    most = bits > most ? bits : most;
-  }
-#pragma unroll
-  for (int m = 1; m < 4; m *= 2) {
+  for (int m = 1; m < 16; m *= 2) {
     u32 other = __shfl_xor_sync(0xffffffffu, most, m);
     most = other > most ? other : most;
   }
-  int group = th.rank * own(S) + task.group;
-  if (task.group >= own(S) || group >= groups(S)) return;
-  float scale = scale_of(most);
-  u32 high[2], low[2];
-  two_parts(v[0] * scale, v[1] * scale, high[0], low[0]);
-  two_parts(v[2] * scale, v[3] * scale, high[1], low[1]);
-  u8* tile = vector_at(th, S, step) + (i64)((part * groups(S) + group) * TILES + task.tile) * TILE_BYTES;
-  store_global(tile + th.lane * 16 + task.half * 8, high[0], high[1]);
-  store_global(tile + 512 + th.lane * 16 + task.half * 8, low[0], low[1]);
-  if (th.lane % 4 == 0) *(float*)(tile + 1024 + (task.half * 8 + th.lane / 4) * 4) = inverse(scale);
+  float scale = scale_of(most), mine = v * scale, neighbour = __shfl_xor_sync(0xffffffffu, mine, 1);
+  int u = th.lane % 16, r = task.row % 16, group = th.rank * own(S) + task.group;
+  if (u % 2 || group >= groups(S)) return;
+  u32 high, low;
+  two_parts(mine, neighbour, high, low);
+  u32* tile = (u32*)(vector_at(th, S, step) + (i64)((part * groups(S) + group) * TILES + task.tile) * TILE_BYTES);
+  int word = lane_of(r, u) * 4 + r / 8 * 2 + u / 8;
+  tile[word] = high;
+  tile[128 + word] = low;
+  if (u == 0) ((float*)tile)[256 + r] = inverse(scale);
 }
 INLINE void all_sent(const Thread& th) {
-  engine_fence();
   sync_some<WORKERS>();
   if (threadIdx.x == 0) publish(counter(th));
 }
@@ -337,55 +339,55 @@ template <int S> INLINE void prefetch(const Params& p, const Thread& th, float* 
   for (int o = 0; o < tasks(S); o++) {
     Task task = task_of<S>(th, o);
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-      float* to = x + (o * 4 + e) * loads(S);
-      int unit = unit_of<S>(th, task, e);
-#pragma unroll
-      for (int k = 0; k < loads(S); k++) to[k] = 0.0f;
-      if (real<S>(th, task, unit)) epilogue_load<S>(p, w, task.row, unit, to);
-    }
+    for (int k = 0; k < loads(S); k++) x[o * loads(S) + k] = 0.0f;
+    if (real<S>(th, task)) epilogue_load<S>(p, w, task.row, task.unit, x + o * loads(S));
   }
 }
 
-template <int S> INLINE void finish(const Params& p, const Thread& th, const float* x, float (&local)[NLOCAL], i64 step, i64 t) {
+// What the stage stores is written after its vector was published, which would wait for it; where that takes too many
+// registers, before.
+CONST bool late(int s) { return tasks(s) * stores(s) <= 24; }
+template <int S> INLINE void store_late(const Params& p, const Thread& th, const float* out, i64 t) {
   Place w = place_of(p, th.member, t, th.row0);
 #pragma unroll
   for (int o = 0; o < tasks(S); o++) {
     Task task = task_of<S>(th, o);
-    bool fresh = mark_at(p, th, BACKWARD ? t + 1 : t, task.row);
-    float sent_[sent(S)][4];
+    if (real<S>(th, task)) epilogue_store<S>(p, w, task.row, task.unit, out + o * stores(S));
+  }
+}
+template <int S>
+INLINE void finish(const Params& p, const Thread& th, const float* x, float (&local)[NLOCAL], float* kept, i64 step, i64 t) {
+  Place w = place_of(p, th.member, t, th.row0);
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-      float sum[gates(S)], mine[LOCALS], send[sent(S)], out[stores(S)];
-      int unit = unit_of<S>(th, task, e);
+  for (int o = 0; o < tasks(S); o++) {
+    Task task = task_of<S>(th, o);
+    bool valid = real<S>(th, task), fresh = mark_at(p, th, BACKWARD ? t + 1 : t, task.row);
+    float sum[gates(S)], mine[LOCALS], send[sent(S)], now[stores(S)], *out = late(S) ? kept + o * stores(S) : now;
 #pragma unroll
-      for (int g = 0; g < gates(S); g++) sum[g] = task.group < own(S) ? sum_of<S>(th, task, g, e) : 0.0f;
+    for (int g = 0; g < gates(S); g++) sum[g] = sum_of<S>(th, task, g);
 #pragma unroll
-      for (int k = 0; k < SLOTS; k++)
-        if (slot_size(k) == size(S)) mine[k] = local[local_offset(k) + o * 4 + e];
-      epilogue<S>(sum, x + (o * 4 + e) * loads(S), fresh, mine, send, out);
+    for (int k = 0; k < SLOTS; k++)
+      if (slot_size(k) == size(S)) mine[k] = local[local_offset(k) + o];
+    epilogue<S>(sum, x + o * loads(S), fresh, mine, send, out);
 #pragma unroll
-      for (int k = 0; k < SLOTS; k++)
-        if (slot_size(k) == size(S)) local[local_offset(k) + o * 4 + e] = mine[k];
-      bool valid = real<S>(th, task, unit);
+    for (int k = 0; k < SLOTS; k++)
+      if (slot_size(k) == size(S)) local[local_offset(k) + o] = mine[k];
 #pragma unroll
-      for (int k = 0; k < sent(S); k++) sent_[k][e] = valid ? send[k] : 0.0f;
-      if (valid) epilogue_store<S>(p, w, task.row, unit, out);
-    }
-#pragma unroll
-    for (int k = 0; k < sent(S); k++) send_units<S>(th, task, k, sent_[k], step);
+    for (int k = 0; k < sent(S); k++) send_units<S>(th, task, k, valid ? send[k] : 0.0f, step);
+    if (!late(S) && valid) epilogue_store<S>(p, w, task.row, task.unit, out);
   }
 }
 
 template <int S> INLINE void stages(const Params& p, Thread& th, float (&local)[NLOCAL], i64 step) {
   if constexpr (S < DEPTH) {
     i64 t = BACKWARD ? p.steps - 1 - step : step;
-    float x[4 * tasks(S) * loads(S) + 1];
+    float x[tasks(S) * loads(S) + 1], out[late(S) ? tasks(S) * stores(S) : 1];
     prefetch<S>(p, th, x, t);
     multiply<S>(p, th, BACKWARD ? t + 1 : t);
     sync_some<WORKERS>();
-    finish<S>(p, th, x, local, step, t);
+    finish<S>(p, th, x, local, out, step, t);
     all_sent(th);
+    if (late(S)) store_late<S>(p, th, out, t);
     stages<S + 1>(p, th, local, step);
   }
 }
@@ -404,13 +406,9 @@ template <int S> INLINE void send_first(const Params& p, const Thread& th) {
 #pragma unroll
     for (int o = 0; o < tasks(S); o++) {
       Task task = task_of<S>(th, o);
-      float v[4];
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        int unit = unit_of<S>(th, task, e);
-        bool given = !BACKWARD && p.initial_vector[S] && real<S>(th, task, unit);
-        v[e] = given ? p.initial_vector[S][th.member * p.initial_vector_member[S] + (i64)(th.row0 + task.row) * size(S) + unit] : 0.0f;
-      }
+      float v = 0.0f;
+      if (!BACKWARD && p.initial_vector[S] && real<S>(th, task))
+        v = p.initial_vector[S][th.member * p.initial_vector_member[S] + (i64)(th.row0 + task.row) * size(S) + task.unit];
 #pragma unroll
       for (int k = 0; k < sent(S); k++) send_units<S>(th, task, k, v, -1);
     }
@@ -421,14 +419,13 @@ template <int K> INLINE void set_up_locals(const Params& p, const Thread& th, fl
   if constexpr (K < SLOTS) {
     constexpr int S = slot_stage(K), STATE = slot_state(K);
 #pragma unroll
-    for (int i = 0; i < 4 * tasks(S); i++) {
-      Task task = task_of<S>(th, i / 4);
-      int unit = unit_of<S>(th, task, i % 4);
+    for (int o = 0; o < tasks(S); o++) {
+      Task task = task_of<S>(th, o);
       float value = 0.0f;
       if constexpr (!BACKWARD && STATE >= 0)
-        if (real<S>(th, task, unit))
-          value = p.initial[STATE][th.member * p.initial_member[STATE] + (i64)(th.row0 + task.row) * size(S) + unit];
-      local[local_offset(K) + i] = value;
+        if (real<S>(th, task))
+          value = p.initial[STATE][th.member * p.initial_member[STATE] + (i64)(th.row0 + task.row) * size(S) + task.unit];
+      local[local_offset(K) + o] = value;
     }
     set_up_locals<K + 1>(p, th, local);
   }
@@ -437,12 +434,11 @@ template <int K> INLINE void finish_locals(const Params& p, const Thread& th, co
   if constexpr (K < SLOTS) {
     constexpr int S = slot_stage(K);
 #pragma unroll
-    for (int i = 0; i < 4 * tasks(S); i++) {
-      Task task = task_of<S>(th, i / 4);
-      int unit = unit_of<S>(th, task, i % 4);
-      if (p.initial_local[K] && real<S>(th, task, unit))
-        p.initial_local[K][(th.member * p.batch + th.row0 + task.row) * size(S) + unit] =
-            mark_at(p, th, 0, task.row) ? 0.0f : local[local_offset(K) + i];
+    for (int o = 0; o < tasks(S); o++) {
+      Task task = task_of<S>(th, o);
+      if (p.initial_local[K] && real<S>(th, task))
+        p.initial_local[K][(th.member * p.batch + th.row0 + task.row) * size(S) + task.unit] =
+            mark_at(p, th, 0, task.row) ? 0.0f : local[local_offset(K) + o];
     }
     finish_locals<K + 1>(p, th, local);
   }
@@ -456,12 +452,8 @@ template <int S> INLINE void finish_sums(const Params& p, Thread& th) {
 #pragma unroll
       for (int o = 0; o < tasks(S); o++) {
         Task task = task_of<S>(th, o);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          int unit = unit_of<S>(th, task, e);
-          if (p.initial_sum[S] && real<S>(th, task, unit))
-            p.initial_sum[S][(th.member * p.batch + th.row0 + task.row) * size(S) + unit] = sum_of<S>(th, task, 0, e);
-        }
+        if (p.initial_sum[S] && real<S>(th, task))
+          p.initial_sum[S][(th.member * p.batch + th.row0 + task.row) * size(S) + task.unit] = sum_of<S>(th, task, 0);
       }
       sync_some<WORKERS>();
     }
@@ -523,6 +515,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid
       scale_rows<0>(p, th);
       __syncthreads();
       split_weights<0>(p, th);
+      engine_fence();   // weights that come through the ring
     }
     loaded = th.member;
     __syncthreads();

@@ -96,11 +96,19 @@ def whole_card_tensor_core_plans(
 
 
 def whole_card_tensor_core_shape(
-    schedule: Schedule, batch: int, members: int, device: Device, rows: int, groups: int, limit: int | None = None
+    schedule: Schedule,
+    batch: int,
+    members: int,
+    device: Device,
+    rows: int,
+    groups: int,
+    limit: int | None = None,
 ) -> WholeCardTensorCorePlan | None:
     """One shape, sizes as in the kernel. `groups`: of units that a block owns of the widest stage."""
     stages, tiles, (over_rows, over_inner) = schedule.stages, rows // 16, SPLITS[rows]
-    if not all(any(m.stage == s and schedule.is_critical(m) for m in schedule.matrices) for s in range(len(stages))):
+    if not all(
+        any(m.stage == s and schedule.is_critical(m) for m in schedule.matrices) for s in range(len(stages))
+    ):
         return None  # a stage that waits for no vector could overtake the others
     of_stage = [up(stage.size, 16) for stage in stages]
     if groups > max(of_stage):
@@ -112,24 +120,32 @@ def whole_card_tensor_core_shape(
     columns = [2 * stage.gates * n for stage, n in zip(stages, own, strict=True)]
     if max(columns) * 4 * (tiles // over_rows) > MOST_SUMS:
         return None
-    tasks = max(up(2 * tiles * n, WARPS) for n in own)
     inner = [n * stage.sent for n, stage in zip(of_stage, stages, strict=True)]
     chunk = max(1, CHUNK_BYTES // (tiles * TILE_BYTES * over_inner)) * over_inner
-    buffer = chunk * tiles * TILE_BYTES
     fixed = 256 + over_inner * tiles * max(columns) * 512
     fixed += sum(n * stage.gates * 64 for n, stage in zip(own, stages, strict=True))
-    free = (device.shared_limit if limit is None else limit) - up(fixed, 128) * 128 - FEWEST_BUFFERS * buffer
-    if free < 0:
-        return None
+    room = (device.shared_limit if limit is None else limit) - up(fixed, 128) * 128
     sizes = [inner[m.source] * columns[m.stage] * 512 for m in schedule.matrices]
-    resident = []
-    for size in sizes:
-        resident.append(size <= free)
-        free -= size if resident[-1] else 0
+    vectors, resident = (
+        chunk * tiles * TILE_BYTES,
+        _kept(sizes, room - FEWEST_BUFFERS * chunk * tiles * TILE_BYTES),
+    )
+    buffer = vectors
+    if not all(resident):  # buffers hold weights too
+        buffer += chunk * max(columns) * 512
+        resident = _kept(sizes, room - FEWEST_BUFFERS * buffer)
+        copied = [m.stage for m, kept in zip(schedule.matrices, resident, strict=True) if not kept]
+        buffer = vectors + chunk * max(columns[s] for s in copied) * 512
+    free = room - sum(n for n, kept in zip(sizes, resident, strict=True) if kept)
+    if free < FEWEST_BUFFERS * buffer:
+        return None
     if members > 1 and not all(resident):
         return None  # weights outside of shared memory have one place
-    buffers = min(MOST_BUFFERS, FEWEST_BUFFERS + free // buffer)
-    shared = up(fixed + buffers * buffer, 128) * 128 + sum(n for n, kept in zip(sizes, resident, strict=True) if kept)
+    buffers = min(MOST_BUFFERS, free // buffer)
+    shared = up(fixed + buffers * buffer, 128) * 128 + sum(
+        n for n, kept in zip(sizes, resident, strict=True) if kept
+    )
+    tasks = max(tiles * n for n in own)
     items = up(batch, rows) * members
     teams = min(device.processors // team, items)
     passes = up(items, teams)
@@ -140,6 +156,15 @@ def whole_card_tensor_core_shape(
         1, 32 * (WARPS + 1), rows, shared, False, cost, team, teams, passes, max(own), chunk, buffers, tuple(resident),
         vectors // 4, spilled // 4,
     )  # fmt: skip
+
+
+def _kept(sizes: list[int], room: int) -> list[bool]:
+    """Which matrices fit, the first ones first."""
+    kept = []
+    for size in sizes:
+        kept.append(size <= room)
+        room -= size if kept[-1] else 0
+    return kept
 
 
 def _cycles(
