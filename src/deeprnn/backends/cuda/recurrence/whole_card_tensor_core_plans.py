@@ -121,21 +121,17 @@ def whole_card_tensor_core_shape(
     if max(columns) * 4 * (tiles // over_rows) > MOST_SUMS:
         return None
     inner = [n * stage.sent for n, stage in zip(of_stage, stages, strict=True)]
-    chunk = max(1, CHUNK_BYTES // (tiles * TILE_BYTES * over_inner)) * over_inner
     fixed = 256 + over_inner * tiles * max(columns) * 512
     fixed += sum(n * stage.gates * 64 for n, stage in zip(own, stages, strict=True))
     room = (device.shared_limit if limit is None else limit) - up(fixed, 128) * 128
     sizes = [inner[m.source] * columns[m.stage] * 512 for m in schedule.matrices]
-    vectors, resident = (
-        chunk * tiles * TILE_BYTES,
-        _kept(sizes, room - FEWEST_BUFFERS * chunk * tiles * TILE_BYTES),
-    )
-    buffer = vectors
+    chunk, buffer = _buffer(tiles, 0, over_inner)
+    resident = _kept(sizes, room - FEWEST_BUFFERS * buffer)
     if not all(resident):  # buffers hold weights too
-        buffer += chunk * max(columns) * 512
+        chunk, buffer = _buffer(tiles, max(columns), over_inner)
         resident = _kept(sizes, room - FEWEST_BUFFERS * buffer)
         copied = [m.stage for m, kept in zip(schedule.matrices, resident, strict=True) if not kept]
-        buffer = vectors + chunk * max(columns[s] for s in copied) * 512
+        buffer = chunk * (tiles * TILE_BYTES + max((columns[s] for s in copied), default=0) * 512)
     free = room - sum(n for n, kept in zip(sizes, resident, strict=True) if kept)
     if free < FEWEST_BUFFERS * buffer:
         return None
@@ -156,6 +152,13 @@ def whole_card_tensor_core_shape(
         1, 32 * (WARPS + 1), rows, shared, False, cost, team, teams, passes, max(own), chunk, buffers, tuple(resident),
         vectors // 4, spilled // 4,
     )  # fmt: skip
+
+
+def _buffer(tiles: int, columns: int, over_inner: int) -> tuple[int, int]:
+    """Inner tiles and bytes of a buffer with vectors and, of so many columns, weights."""
+    each = over_inner * (tiles * TILE_BYTES + columns * 512)
+    times = max(1, CHUNK_BYTES // each)
+    return times * over_inner, times * each
 
 
 def _kept(sizes: list[int], room: int) -> list[bool]:
