@@ -105,10 +105,11 @@ WORK = {  # kernel -> (cell, batch, members, bf16)
         *((name, b, 1, False) for name in ("rnn1500", "three600") for b in (1, 16)),
     ],
     "whole_card_tensor_core": [
-        *((name, 64, 1, False) for name in ("gru512", "lstm512", "rhn400", "dts1024", "dts2048", "rnn2048")),
-        *((name, 256, 1, False) for name in ("gru512", "lstm512", "rhn400", "dts1024", "lstm1024")),
-        *((name, 16, 1, False) for name in ("gru512", "rhn400", "dts1024", "dts2048")),
-        *((name, 1024, 1, False) for name in ("gru512", "rnn512", "lstm128")),
+        *(("gru512", b, 1, False) for b in (64, 256, 1024)),
+        *((name, b, 1, False) for name in ("lstm512", "rhn400", "lstm1024") for b in (64, 256)),
+        *((name, b, 1, False) for name in ("dts1024", "gru1024") for b in (16, 64, 256)),
+        *(("dts2048", b, 1, False) for b in (1, 16, 64)),
+        *(("rnn2048", b, 1, False) for b in (16, 64)),
     ],
 }
 

@@ -11,6 +11,10 @@ from deeprnn.backends.cuda.recurrence.plans import KernelPlan
 from deeprnn.backends.cuda.recurrence.schedule import Schedule
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import tensor_core_plans
 from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_plan
+from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import (
+    WholeCardTensorCorePlan,
+    whole_card_tensor_core_plans,
+)
 
 TENSOR_CORES = True  # whether their kernel may be chosen
 
@@ -26,10 +30,16 @@ def make_plan(schedule: Schedule, batch: int, members: int, bf16: bool, device: 
     many: tuple[KernelPlan, ...] = ()
     if clusters and TENSOR_CORES and batch > 1:
         many = tuple(tensor_core_plans(schedule, batch, members, bf16, device))
+    if clusters and TENSOR_CORES:  # weights of any size, also for one batch row
+        many += tuple(whole_card_tensor_core_plans(schedule, batch, members, device))
     for packed in (False, True) if bf16 else (False,):
         few = cluster_plans(schedule, batch, members, packed, device) if clusters else ()
         best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
-        if best is None or (isinstance(best, ClusterPlan) and batch * members > 1):  # perhaps in many waves
+        # A cluster may take many waves.
+        weighed = isinstance(best, WholeCardTensorCorePlan) or (
+            isinstance(best, ClusterPlan) and batch * members > 1
+        )
+        if best is None or weighed:
             whole = whole_card_plan(schedule, batch, members, packed, device)
             best = min(filter(None, (best, whole)), key=lambda plan: plan.cost, default=None)
         if best is not None:

@@ -197,10 +197,12 @@ struct Copier {   // by one thread
         copy_in(place(chunk) + VECTORS_OF_BUFFER, weights + (i64)chunk * CHUNK * WEIGHTS, count(chunk) * WEIGHTS, full(th, buffer));
     };
     constexpr int AHEAD = CHUNKS < BUFFERS ? CHUNKS : BUFFERS;
+#pragma unroll 1
     for (int chunk = 0; chunk < AHEAD; chunk++) begin(chunk);
     // Before the first step all vectors are published at once.
     wait_for(th, delayed(J) ? (step == 0 ? th.epoch : th.epoch - (DEPTH - 1 - Q)) : th.epoch + 1 + Q);
     engine_fence();
+#pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       if (chunk >= AHEAD) begin(chunk);
       copy_in(place(chunk), vector + (i64)chunk * CHUNK * TILE, count(chunk) * TILE, full(th, (th.turn + chunk) % BUFFERS));
@@ -216,14 +218,14 @@ template <int S> struct Multiplier {   // by eight warps
   const bool (&dropped)[MINE][2];   // rows whose sequence starts anew: nothing comes from the step before
 
   template <int J> METHOD void operator()() {
-    constexpr int Q = source_of(J);
+    constexpr int Q = source_of(J), UNROLL = N * MINE <= 4 && DEPTH <= 2 ? 2 : 1;
     for (int first = 0; first < inner(Q); first += CHUNK, th.turn++) {
       u32 buffer = th.turn % BUFFERS;
       int count = min(CHUNK, inner(Q) - first);
       u32 vectors = th.base + RING + buffer * BUFFER;
       u32 weights = th.lane * 16 + (resident(J) ? th.base + weight_offset(J) + first * N * 512 : vectors + VECTORS_OF_BUFFER);
       barrier_wait(full(th, buffer), th.turn / BUFFERS & 1);
-#pragma unroll 1
+#pragma unroll UNROLL
       for (int i = th.wk; i < count; i += KWARPS) {
         u32 w[N][4];
 #pragma unroll
@@ -238,16 +240,23 @@ template <int S> struct Multiplier {   // by eight warps
           load_shared<1>(scale[1], tile + 1024 + (8 + th.lane / 4) * 4);
           u32 a[4] = {high[0], high[2], high[1], high[3]}, b[4] = {low[0], low[2], low[1], low[3]};
           bool drop[2] = {HAS_RESET && delayed(J) && dropped[m][0], HAS_RESET && delayed(J) && dropped[m][1]};
+          // One product of all columns after the other: three in a row into the same sums would wait for each other.
+          float sum[N][4];
 #pragma unroll
           for (int n = 0; n < N; n++) {
-            float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            multiply_add(sum, a, w[n][0], w[n][1]);
-            multiply_add(sum, a, w[n][2], w[n][3]);
-            multiply_add(sum, b, w[n][0], w[n][1]);
+#pragma unroll
+            for (int c = 0; c < 4; c++) sum[n][c] = 0.0f;
+            multiply_add(sum[n], a, w[n][0], w[n][1]);
+          }
+#pragma unroll
+          for (int n = 0; n < N; n++) multiply_add(sum[n], a, w[n][2], w[n][3]);
+#pragma unroll
+          for (int n = 0; n < N; n++) multiply_add(sum[n], b, w[n][0], w[n][1]);
+#pragma unroll
+          for (int n = 0; n < N; n++)
 #pragma unroll
             for (int c = 0; c < 4; c++)
-              if (!drop[c / 2]) acc[m][n][c] = fmaf(sum[c], scale[c / 2][0], acc[m][n][c]);
-          }
+              if (!drop[c / 2]) acc[m][n][c] = fmaf(sum[n][c], scale[c / 2][0], acc[m][n][c]);
         }
       }
       __syncwarp();
