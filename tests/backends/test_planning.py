@@ -17,13 +17,17 @@ from deeprnn.backends.cuda.recurrence.cluster_plans import ClusterPlan, cluster_
 from deeprnn.backends.cuda.recurrence.launch import Prepared
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan
-from deeprnn.backends.cuda.recurrence.schedule import NotScheduled, schedule
+from deeprnn.backends.cuda.recurrence.schedule import NotScheduled, Schedule, schedule
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan, tensor_core_plan
 from deeprnn.backends.cuda.recurrence.whole_card_plans import (
     WholeCardPlan,
     team_size,
     whole_card_plan,
     whole_card_shape,
+)
+from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import (
+    WholeCardTensorCorePlan,
+    whole_card_tensor_core_shape,
 )
 from deeprnn.backends.protocol import Case, Inputs
 from deeprnn.cells.deep_transition import DeepTransition
@@ -168,7 +172,7 @@ def test_a_plan_asks_for_no_more_than_the_card_has(name, batch, device):
             continue
         assert plan.shared <= device.shared_limit
         assert plan.cluster <= device.widest_cluster
-        if isinstance(plan, WholeCardPlan):
+        if isinstance(plan, WholeCardPlan | WholeCardTensorCorePlan):
             assert plan.team * plan.teams <= device.processors
             assert plan.teams * plan.passes * plan.rows >= batch
 
@@ -177,10 +181,13 @@ def test_rnn_1100_stays_on_chip_in_bf16():
     assert plan_for(rnn(1100), bf16=True) is not None
 
 
-def test_what_fits_no_card_has_no_plan_and_the_report_says_what_runs():
+def test_what_fits_no_card_is_read_through_l2_or_has_no_plan_and_the_report_says_what_runs():
     for backward in (False, True):
-        assert make_plan(schedule(dts(2000), backward), 1, 1, False, H200) is None
-    assert describe_plan(dts(2000))["forward"].startswith("stepwise")
+        assert make_plan(schedule(dts(2000), backward), 1, 1, False, A100) is None
+        assert isinstance(
+            make_plan(schedule(dts(2000), backward), 1, 1, False, H200), WholeCardTensorCorePlan
+        )
+    assert "some weights in shared memory" in describe_plan(dts(2000))["forward"]
     assert "cluster of 12" in describe_plan(DTS)["forward"]
     assert "L2" in describe_plan(dts(800))["backward"]
 
@@ -249,7 +256,8 @@ def test_weights_kept_unpacked_are_rounded_all_the_same():
 @pytest.mark.parametrize("batch", [1, 64])
 def test_what_fits_no_cluster_is_spread_over_the_card(cell, bf16, batch):
     for backward in (False, True):
-        assert isinstance(plan_for(cell, batch, bf16=bf16, backward=backward), WholeCardPlan)
+        plan = plan_for(cell, batch, bf16=bf16, backward=backward)
+        assert isinstance(plan, WholeCardPlan if batch == 1 else WholeCardPlan | WholeCardTensorCorePlan)
 
 
 def test_blocks_that_would_get_nothing_are_left_out():
@@ -305,6 +313,49 @@ def test_of_the_measured_shapes_of_the_whole_card_a_fast_one_is_taken():
     for case in measured_on_the_whole_card().values():
         _, taken = min(case, key=lambda pair: pair[0].cost)
         assert taken <= 1.12 * min(us for _, us in case)
+
+
+MEASURED = {
+    "rnn2048": rnn(2048), "dts1024": dts(1024), "dts2048": dts(2048), "rhn400": highway(400, 5),
+    **{f"{name}{h}": by_name(h)[name] for name in ("gru", "lstm") for h in (512, 1024)},
+}  # fmt: skip
+
+
+def measured_on_the_tensor_cores_of_the_whole_card() -> dict[
+    tuple, list[tuple[WholeCardTensorCorePlan, float]]
+]:
+    """The shapes of results/bench/h200-whole-card-tensor-core.jsonl as the planner sees them."""
+    cases: dict[tuple, list[tuple[WholeCardTensorCorePlan, float]]] = {}
+    for line in (BENCH / "h200-whole-card-tensor-core.jsonl").read_text().splitlines()[1:]:
+        row = json.loads(line)
+        own, p = schedule(MEASURED[row["cell"]], row["backward"]), row["plan"]
+        plan = whole_card_tensor_core_shape(own, row["batch"], 1, H200, p["rows"], p["groups"])
+        assert plan is not None
+        assert (plan.shared, list(plan.resident)) == (p["shared"], p["resident"])
+        key = row["cell"], row["batch"], row["backward"]
+        cases.setdefault(key, []).append((plan, row["us_per_step"]))
+    return cases
+
+
+def test_the_cost_model_of_the_whole_cards_tensor_cores_is_near_every_measurement():
+    for case in measured_on_the_tensor_cores_of_the_whole_card().values():
+        for plan, us in case:
+            assert plan.cost / CLOCK == pytest.approx(us, rel=0.25)
+
+
+def test_of_the_measured_shapes_on_the_whole_cards_tensor_cores_a_fast_one_is_taken():
+    for case in measured_on_the_tensor_cores_of_the_whole_card().values():
+        _, taken = min(case, key=lambda pair: pair[0].cost)
+        assert taken <= 1.2 * min(us for _, us in case)
+
+
+def test_a_stage_that_waits_for_no_vector_has_no_shape_on_the_whole_cards_tensor_cores():
+    """Its block could overwrite a vector that another one still reads."""
+    own = schedule(dts(64), False)
+    without = tuple(m for m in own.matrices if not (m.stage == 1 and own.is_critical(m)))
+    cut = Schedule(own.cell, False, own.stages, without)
+    assert whole_card_tensor_core_shape(own, 16, 1, H200, 16, 1) is not None
+    assert whole_card_tensor_core_shape(cut, 16, 1, H200, 16, 1) is None
 
 
 # ---- schedules

@@ -21,7 +21,7 @@ TENSOR_CORES = True  # whether their kernel may be chosen
 
 @lru_cache(maxsize=4096)
 def make_plan(schedule: Schedule, batch: int, members: int, bf16: bool, device: Device) -> KernelPlan | None:
-    """The cheapest shape that fits, None where no persistent kernel can hold the weights.
+    """The cheapest shape that fits, None where no persistent kernel can serve.
 
     For FFMA weights in bf16 have to be unpacked at every use, which takes twice the time: where they fit in fp32,
     they are rounded beforehand and kept so.
@@ -32,16 +32,15 @@ def make_plan(schedule: Schedule, batch: int, members: int, bf16: bool, device: 
         many = tuple(tensor_core_plans(schedule, batch, members, bf16, device))
     if clusters and TENSOR_CORES:  # weights of any size, also for one batch row
         many += tuple(whole_card_tensor_core_plans(schedule, batch, members, device))
+    found: list[KernelPlan] = []
     for packed in (False, True) if bf16 else (False,):
         few = cluster_plans(schedule, batch, members, packed, device) if clusters else ()
         best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
-        # A cluster may take many waves.
-        weighed = isinstance(best, WholeCardTensorCorePlan) or (
-            isinstance(best, ClusterPlan) and batch * members > 1
-        )
-        if best is None or weighed:
+        anywhere = best is None or isinstance(best, WholeCardTensorCorePlan)
+        if anywhere or (isinstance(best, ClusterPlan) and batch * members > 1):  # perhaps in many waves
             whole = whole_card_plan(schedule, batch, members, packed, device)
             best = min(filter(None, (best, whole)), key=lambda plan: plan.cost, default=None)
-        if best is not None:
-            return best
-    return None
+        found += [] if best is None else [best]
+        if best is not None and not isinstance(best, WholeCardTensorCorePlan):
+            break  # where weights fit in fp32, bf16 is not weighed
+    return min(found, key=lambda plan: plan.cost, default=None)
