@@ -6,7 +6,7 @@ Each row is compared with float64 before it is timed. Microseconds a call, media
 - python_*: a call in a row of calls without a graph, by the card's events: the larger of both costs.
 - graph_*: the card's own time, calls captured in a CUDA graph.
 
-"ours, own products" takes its products on the tensor cores from few rows on, where "ours" leaves them to torch. Rows go
+"ours, torch's products" leaves products of few rows to torch, so that its calls are not recorded launches. Rows go
 to OUT/host.jsonl as soon as they are known, the most wanted first; none begins after --seconds. Kernels are compiled
 before, by all cores. `--dry` goes through all of it on the CPU, with launches that do nothing.
 """
@@ -35,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 TOLERANCE = {"ours": 2e-5, "torch": 5e-5}  # cuDNN approximates tanh
-OURS, OWN_PRODUCTS, TORCH = "ours", "ours, own products", "torch.nn"
+OURS, TORCHS_PRODUCTS, TORCH = "ours", "ours, torch's products", "torch.nn"
 CALLS = 15  # timed of each kind
 
 
@@ -77,16 +77,18 @@ def layer_of(shape: Shape, peer: str) -> Any:
 
 def peers_of(shape: Shape) -> list[str]:
     """Who computes a shape."""
-    own = [OURS, OWN_PRODUCTS] if shape.steps * shape.batch < 2048 else [OURS]
+    own = [OURS, TORCHS_PRODUCTS] if shape.steps * shape.batch < 2048 else [OURS]
     return own if shape.kind == "dts" else [*own, TORCH]
 
 
 def use_own_products(own: bool) -> None:
-    """Whether products are taken on the tensor cores from 128 rows on."""
+    """Whether products of 128 to 2,048 rows are taken on the tensor cores."""
+    from deeprnn.backends import direct
     from deeprnn.backends.cuda import linear
 
     linear.FEWEST_ROWS = 128 if own else 2048
     linear.on_tensor_cores.cache_clear()
+    direct._calls.clear()
 
 
 # ---- kernels first
@@ -103,7 +105,7 @@ def compile_shape(shape: Shape) -> str:
             for peer in peers_of(shape):
                 if peer == TORCH:
                     continue
-                use_own_products(peer == OWN_PRODUCTS)
+                use_own_products(peer != TORCHS_PRODUCTS)
                 layer, x = layer_of(shape, peer), torch.randn(shape.steps, shape.batch, shape.inputs)
                 layer(x)[0].sum().backward()
                 with torch.no_grad():
@@ -249,7 +251,7 @@ class Clock:
 
 def measure(shape: Shape, peer: str, truth: list[Any], device: str, clock: Clock) -> dict[str, Any]:
     """A row: verified, then timed."""
-    use_own_products(peer == OWN_PRODUCTS)
+    use_own_products(peer != TORCHS_PRODUCTS)
     calls, row = Calls(shape, peer, device), {"peer": peer, **asdict(shape)}
     error = error_of(calls, truth)
     if clock.dry:  # kernels that compute nothing
@@ -302,7 +304,7 @@ def rows(device: str, clock: Clock, deadline: float, wanted: list[Shape]) -> Ite
             except Exception as error:  # noqa: BLE001 - the other rows are wanted all the same
                 text = f"{type(error).__name__}: {str(error)[-300:]}"
                 yield {"peer": peer, **asdict(shape), "failed": text}
-        use_own_products(False)
+        use_own_products(True)
         if i in (0, 3, 4):
             yield profile(shape, device, clock, 10 if clock.dry else 100)
 

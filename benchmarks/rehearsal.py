@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 
-from deeprnn.backends import choose, cuda, registry, unrolling
+from deeprnn.backends import choose, cuda, direct, registry, unrolling
 from deeprnn.backends.cuda import driver, nvrtc
 from deeprnn.backends.cuda.device import Device
 
@@ -39,6 +39,7 @@ def _forget() -> None:
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
     unrolling._linear_cases.clear()
+    direct._calls.clear()
 
 
 def _without_module(self: Any, code: bytes, name: str, device: int, shared: int = 0, cluster: int = 1,
@@ -62,6 +63,8 @@ def rehearsal(compile: bool = False, launched: Callable[[], Any] | None = None) 
                 launched()
             return 0
 
+        cuMemcpyDtoDAsync_v2 = cuMemsetD32Async = cuLaunchKernelEx
+
     _forget()
     with ExitStack() as stack:
         for module in _modules():
@@ -74,7 +77,9 @@ def rehearsal(compile: bool = False, launched: Callable[[], Any] | None = None) 
         stack.enter_context(patch.object(driver.Kernel, "__init__", _without_module))
         stack.enter_context(patch.object(driver, "library", Library))
         stack.enter_context(patch.object(driver, "ensure_context", lambda device: None))
+        stack.enter_context(patch.object(driver, "_raw_device", lambda: 0))
         stack.enter_context(patch.object(torch.cuda, "current_device", lambda: 0))
+        stack.enter_context(patch.object(direct, "DEVICE", "cpu"))
         stack.enter_context(patch.object(cuda.Cuda, "why_not", lambda self, case: None))
         stack.enter_context(patch.dict(registry.PREFERENCE, {"cpu": ("cuda",)}))
         try:

@@ -253,7 +253,7 @@ class UnrollBackward(torch.autograd.Function):
         cell, saved, again = from_text(ctx.text), ctx.saved_tensors, torch.is_grad_enabled()
         with torch.enable_grad():
             # Views: one input may depend on another outside, and that path is not ours.
-            own = [x if x is None or not x.is_floating_point() else _own(x) for x in saved]
+            own = [x if x is None or not x.is_floating_point() else own_view(x) for x in saved]
             results = _flat(_plainly(cell, ctx.kept, *_apart(cell, ctx.count, own)))
             wanted = [x for x in own if x is not None and x.is_floating_point()]
             pairs = [(y, g) for y, g in zip(results, outer, strict=True) if g is not None]
@@ -275,7 +275,7 @@ class UnrollBackward(torch.autograd.Function):
         return outputs, (0,) * len(outputs)
 
 
-def _own(x: Tensor) -> Tensor:
+def own_view(x: Tensor) -> Tensor:
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
@@ -355,7 +355,7 @@ def _linear_again(
     """The same gradients by operations that a second derivative and vmap can follow."""
     again, case = torch.is_grad_enabled(), ctx.linear.case
     with torch.enable_grad():
-        own = [_own(x) if x.is_floating_point() else x for x in tensors]
+        own = [own_view(x) if x.is_floating_point() else x for x in tensors]
         entering, inputs = ctx.linear.apart(own)
         call = Call(ctx.backend.name, case.cell.text, case.precision, ctx.linear.marked, True)
         outputs = Unroll.apply(*call, *inputs._replace(A=entering.A).tensors)[: len(gradients)]

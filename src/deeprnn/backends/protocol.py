@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.description import CellDescription
 
 
@@ -141,6 +142,16 @@ class LinearCase:
         return Linear(rest[0], rest[1:U], rest[U:b]), Inputs(None, *groups, reset)
 
 
+class KeptTensors(NamedTuple):
+    """What the backward pass of a layer's call reads."""
+
+    y: Tensor  # (T, B, n): the first state's sequence
+    kept: Tensor | None  # whatever else the forward pass stored
+    x: Tensor
+    states: Sequence[Tensor] | None
+    parameters: Sequence[Tensor]
+
+
 class Gradients(NamedTuple):
     """What a backward pass computes: see `cells.adjoint.Adjoint` for delta's columns."""
 
@@ -204,4 +215,27 @@ class LinearBackend(Backend, Protocol):
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
         """The gradients of x, U, b, states, matrices and vectors in this order; `needed` says which are wanted."""
+        ...
+
+    def direct_call(self, linear: LinearCase, wiring: Wiring) -> DirectCall | None:
+        """A layer's whole call at these shapes as one thing, None where it cannot be."""
+        ...
+
+
+class DirectCall(Protocol):
+    """Both directions of a layer's call at one shape, from its input and parameters; see `backends/direct.py`."""
+
+    served: tuple[str, Case]
+    """the backend's name, and the case"""
+
+    def forward(
+        self, x: Tensor, states: Sequence[Tensor] | None, parameters: Sequence[Tensor], keep: bool
+    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """Output, last states (1, B, n) and, with `keep`, what else a backward pass reads; no states are zeros."""
+        ...
+
+    def backward(
+        self, gradients: Sequence[Tensor | None], kept: KeptTensors, wants_x: bool, wants_parameters: bool
+    ) -> Sequence[Tensor | None]:
+        """From the gradients of the output and of the last states, those of x and of the parameters."""
         ...

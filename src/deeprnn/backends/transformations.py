@@ -35,14 +35,19 @@ def inside_function_transform() -> bool:
     return bool(get_interpreter_stack())
 
 
+def nothing_around() -> bool:
+    """Whether no compiler, no mode that watches operators and no transformation is at work."""
+    return not (torch.compiler.is_compiling() or _len_torch_dispatch_stack() or get_interpreter_stack())
+
+
 def plain_tensors(*tensors: Tensor | None) -> bool:
     """Whether nothing but the numbers can be meant: no subclass, no mode that watches operators, no transformation.
 
     The gradients of one backward pass may be mapped over although its forward pass was not.
     """
-    if torch.compiler.is_compiling() or _len_torch_dispatch_stack() or get_interpreter_stack():
-        return False
-    return all(x is None or (type(x) in PLAIN and not is_legacy_batchedtensor(x)) for x in tensors)
+    return nothing_around() and all(
+        x is None or (type(x) in PLAIN and not is_legacy_batchedtensor(x)) for x in tensors
+    )
 
 
 def batched_by_autograd(*gradients: Tensor | None) -> bool:

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from deeprnn.backends.direct import may_be_direct
 from deeprnn.backends.single_step import by_torch
 from deeprnn.backends.unrolling import without_autocast
 from deeprnn.cells.cell import Cell
+from deeprnn.cells.fingerprint import hook_of
 from deeprnn.cells.gru import GRU as GRUCell
 from deeprnn.cells.lstm import LSTM as LSTMCell
 from deeprnn.model.arguments import as_sizes
 from deeprnn.model.cell_loop import call_cell, unroll_cell
+from deeprnn.model.direct_call import WIRED, call_directly, wired_cell
 from deeprnn.model.explain import explain
 from deeprnn.model.sequence_layer import SequenceLayer, Unrolled
 
@@ -92,7 +95,7 @@ class DropIn(SequenceLayer, nn.RNNBase):
     _replicate_for_data_parallel = nn.Module._replicate_for_data_parallel  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        return {name: value for name, value in self.__dict__.items() if name != WIRED}
 
     def flatten_parameters(self) -> None:
         """Nothing to do: parameters are never flattened here. For code written with torch.nn in mind."""
@@ -159,7 +162,30 @@ class DropIn(SequenceLayer, nn.RNNBase):
 
         `reset` marks steps before which a new sequence begins, `lengths` says where padded sequences end.
         """
+        if reset is None and lengths is None and not return_all_states:
+            done = self._call_directly(input, hx)
+            if done is not None:
+                return done
         return self.results(input, hx, reset, lengths, return_all_states)
+
+    def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Any] | None:
+        """Output and last states by the short way, None where there is none for this call."""
+        if torch.compiler.is_compiling() or type(self) not in (GRU, LSTM) or not may_be_direct(input):
+            return None
+        if len(self._cells) != 1 or hook_of(cell := self._cells[0]) is not None:
+            return None
+        wired = self.__dict__.get(WIRED)
+        if wired is None or wired.step is not type(cell).step:
+            names = list(self._names[0].values())
+            if not all(name in self._parameters for name in names):
+                return None
+            wired = self.__dict__[WIRED] = wired_cell(cell, self._tensors(0), names, input)
+        states = hx if hx is None or isinstance(hx, (tuple, list)) else [hx]
+        found = call_directly(self, wired, input, states, self.batch_first, self.backend)
+        if found is None:
+            return None
+        output, last = found
+        return output, self._as_state(last)
 
     def step(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
         """One step, for streaming: x (B, I), the state as `forward` takes and gives it."""

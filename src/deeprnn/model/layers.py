@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from deeprnn.backends.direct import may_be_direct
 from deeprnn.backends.protocol import Linear
 from deeprnn.backends.single_step import as_sequence, by_torch
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import as_sizes, name_unit
+from deeprnn.model.direct_call import WIRED, Wired, call_directly, transition_wiring
 from deeprnn.model.overrides import refresh_weights
 from deeprnn.model.recurrent_base import Hidden, RecurrentBase, States, reverse
 from deeprnn.model.specs import Place, PlusSpec, Shortcut, warn_idle_shortcut
 from deeprnn.model.tracing import is_tensor, traced_backend
-from deeprnn.model.transition import Weights, single_step, unroll_layers
+from deeprnn.model.transition import Weights, single_step, unroll_layers, why_not_described
 from deeprnn.model.units import Unit, UnitSpec
 
 
@@ -192,6 +194,27 @@ class DeepRNN(RecurrentBase):
             part = F.linear(x, u, bias) if u is not None else x.new_zeros(()) if bias is None else bias
             parts.append(part.expand(*x.shape[:-1], width))
         return torch.cat(parts, -1)
+
+    def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Tensor] | None:
+        if torch.compiler.is_compiling() or type(self) is not DeepRNN or not may_be_direct(input):
+            return None
+        if (
+            len(self.level_specs) != 1
+            or self.bidirectional
+            or why_not_described(self.level_specs[0]) is not None
+        ):
+            return None
+        wired = self.__dict__.get(WIRED)
+        if wired is None:
+            ((level,),) = self._directions
+            names = [name for name in (*level.U, *level.W, *level.S, *level.b) if name is not None]
+            wired = self.__dict__[WIRED] = Wired(transition_wiring(level.spec), names)
+        states = None if hx is None else [hx]
+        found = call_directly(self, wired, input, states, self.batch_first, self.backend)
+        if found is None:
+            return None
+        output, (h,) = found
+        return output, h
 
     def _run_level(self, x: Tensor, h0: Tensor, level: Level) -> list[Tensor]:
         """All layers of a level, the states last."""

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import check_settings
+from deeprnn.model.direct_call import WIRED
 from deeprnn.model.tracing import Traceable, is_symbolic, is_tensor, leaf
 
 Hidden = Tensor | None
@@ -54,7 +55,7 @@ class RecurrentBase(Traceable, nn.RNNBase):
     _replicate_for_data_parallel = nn.Module._replicate_for_data_parallel  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+        return {name: value for name, value in self.__dict__.items() if name != WIRED}
 
     def flatten_parameters(self) -> None:
         """Nothing to do: parameters are never flattened here. For code written with `nn.RNN` in mind."""
@@ -96,6 +97,10 @@ class RecurrentBase(Traceable, nn.RNNBase):
                 f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}"
             )
 
+    def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Tensor] | None:
+        """Output and last states by the short way, None where there is none for this call."""
+        return None
+
     def _run_levels(
         self, x: Tensor, h0: Tensor, lengths: Tensor | None, return_all_states: bool
     ) -> tuple[Tensor, Tensor, States]:
@@ -127,6 +132,8 @@ class RecurrentBase(Traceable, nn.RNNBase):
         sequence of each transition layer, the last being the state; all are laid out as output is.
         Under autocast the results keep the parameters' type (`nn.RNN` gives autocast's).
         """
+        if not return_all_states and (done := self._call_directly(input, hx)) is not None:
+            return done
         if is_symbolic(input):
             return leaf(self, input, hx, return_all_states)
         if isinstance(input, PackedSequence):

@@ -62,7 +62,7 @@ def unroll_layers(
         A = entering.A if isinstance(entering, Linear) else entering
         return _by_equations(spec, A, h0, weights, reset, state_mask, masks)
     flags = tuple(m is not None for m in masks), state_mask is not None
-    cell = _text(spec, *flags) if torch.compiler.is_compiling() else _cell(spec, *flags)
+    cell = _text(spec, *flags) if torch.compiler.is_compiling() else cell_of(spec, *flags)
     streams = [m for m in (state_mask, *masks) if m is not None]
     vectors = [1 + softplus(rho) for rho in weights.rho]
     inputs = Inputs(None, [h0], [*weights.W, *weights.S], vectors, streams, reset)
@@ -130,7 +130,8 @@ def _at(mask: Tensor, t: int) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _cell(spec: PlusSpec, masks: tuple[bool, ...], state_mask: bool) -> CellDescription:
+def cell_of(spec: PlusSpec, masks: tuple[bool, ...], state_mask: bool) -> CellDescription:
+    """The description of a ⊕, with masks on its layers and on the state or without."""
     names, pools = zip(*((u.name, u.pool) for u in spec.unit_specs), strict=True)
     made = DeepTransition(spec.sizes, names, spec.shortcuts, pools, masks, state_mask).cell
     return from_text(made.text)  # one object for all specs that differ outside the loop
@@ -138,7 +139,7 @@ def _cell(spec: PlusSpec, masks: tuple[bool, ...], state_mask: bool) -> CellDesc
 
 @constant_when_compiled
 def _text(spec: PlusSpec, masks: tuple[bool, ...], state_mask: bool) -> str:
-    return _cell(spec, masks, state_mask).text
+    return cell_of(spec, masks, state_mask).text
 
 
 def less_centres(A: Tensor, spec: PlusSpec, centre: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda.device import Device, device_of, index_of
-from deeprnn.backends.protocol import Case, Gradients, Inputs, Linear, LinearCase
+from deeprnn.backends.protocol import Case, DirectCall, Gradients, Inputs, Linear, LinearCase
+from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import CellDescription
 
@@ -103,6 +104,12 @@ class Cuda:
 
         with current_device(entering.x):
             return backward(linear, gradients, stored, entering, inputs, needed)
+
+    def direct_call(self, linear: LinearCase, wiring: Wiring) -> DirectCall | None:
+        """A layer's whole call at these shapes as recorded launches, where nothing else lies between them."""
+        from deeprnn.backends.cuda.direct import direct_call
+
+        return direct_call(linear, wiring)
 
 
 def why_not_planned(cell: CellDescription, bf16: bool, device: Device) -> str | None:

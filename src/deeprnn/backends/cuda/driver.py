@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,11 +85,14 @@ class _Thread(threading.local):
 
     device: int | None = None
     """the GPU whose context was found, or made, current"""
+    recorder: Any = None
+    """takes launches in the place of the card: `recording.Recorder`"""
 
 
 _thread = _Thread()
 # The address alone: torch.cuda.current_stream makes an object of it, at ten times the cost.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_raw_device = getattr(torch._C, "_cuda_getDevice", None)
 
 
 def stream_of(device: torch.device) -> int | None:
@@ -98,23 +104,87 @@ def stream_of(device: torch.device) -> int | None:
     return _raw_stream(device.index)
 
 
-def allocate(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
+def current_device() -> int:
+    """The index of the current GPU."""
+    return torch.cuda.current_device() if _raw_device is None else _raw_device()
+
+
+def allocate(like: Tensor, *sizes: int) -> tuple[Tensor, list[int]]:
     """Memory for so many bytes each, and where each begins: one allocation instead of several."""
     ends = list(accumulate(-(-size // 512) * 512 for size in sizes))
-    memory = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+    memory = like.new_empty((ends[-1],), dtype=torch.uint8)
     start = memory.data_ptr()
     return memory, [start, *(start + end for end in ends[:-1])]
 
 
-@lru_cache(maxsize=1024)
-def _config(
+def _new_config(
     grid: int, rows: int, threads: int, shared: int, stream: int | None, cluster: int, cooperative: bool
 ) -> _Config:
-    """One for each kind of launch, never changed: threads may launch at the same moment."""
     attribute = _Attribute(COOPERATIVE if cooperative else CLUSTER_DIMENSION, 0)
     attribute.value[:3] = (1, 0, 0) if cooperative else (cluster, 1, 1)
     count = 1 if cooperative or cluster > 1 else 0
     return _Config((grid, rows, 1), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), count)
+
+
+_config = lru_cache(maxsize=1024)(_new_config)
+"""one for each kind of launch, never changed: threads may launch at the same moment"""
+
+
+class PreparedCall(NamedTuple):
+    """A call of the driver whose arguments lie ready, but for the stream: in `place.stream`, or the last of them."""
+
+    function: Any
+    arguments: tuple
+    place: Any
+    what: str
+
+
+class _Stream(ctypes.Structure):
+    """A stream as an argument that can be changed; by value it is passed as the pointer it holds."""
+
+    _fields_ = (("stream", ctypes.c_void_p),)
+
+
+def prepare_copy(parameters: ctypes.Array, size: int) -> PreparedCall:
+    """A copy on the card; the parameters are the addresses, to and from."""
+    to, source = (ctypes.c_uint64.from_buffer(parameters, 8 * i) for i in range(2))
+    place = _Stream()
+    arguments = to, source, ctypes.c_size_t(size), place
+    return PreparedCall(library().cuMemcpyDtoDAsync_v2, arguments, place, f"copy of {size} B")
+
+
+def prepare_fill(parameters: ctypes.Array, size: int) -> PreparedCall:
+    """Zeros, in words of four bytes; the parameter is the address."""
+    place = _Stream()
+    arguments = ctypes.c_uint64.from_buffer(parameters), ctypes.c_uint(0), ctypes.c_size_t(size // 4), place
+    return PreparedCall(library().cuMemsetD32Async, arguments, place, f"zeros for {size} B")
+
+
+def fire(calls: Sequence[PreparedCall], stream: int | None) -> None:
+    """All calls in order, on one stream of the current GPU."""
+    current = current_device()
+    if _thread.device != current:
+        ensure_context(current)
+        _thread.device = current
+    stream = stream or None
+    for function, arguments, place, what in calls:
+        place.stream = stream
+        status = function(*arguments)
+        if status == INVALID_CONTEXT:  # another library took it away since this thread's last launch
+            ensure_context(current)
+            status = function(*arguments)
+        if status:
+            check(status, what)
+
+
+@contextmanager
+def recorded(recorder: Any) -> Iterator[None]:
+    """Inside, this thread's launches go to a recorder (`recording.Recorder`) instead of the card."""
+    _thread.recorder = recorder
+    try:
+        yield
+    finally:
+        _thread.recorder = None
 
 
 class Kernel:
@@ -160,6 +230,14 @@ class Kernel:
         """
         return _config(grid, rows, threads, self.shared, stream, self.cluster, self.cooperative)
 
+    def prepare_call(self, grid: int, rows: int, threads: int, parameters: ctypes.Array) -> PreparedCall:
+        """A launch that reads its parameters where they lie, to be fired several times."""
+        config = _new_config(grid, rows, threads, self.shared, None, self.cluster, self.cooperative)
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+        what = f"launch of {grid} x {rows} blocks of {threads} threads, cluster {self.cluster}"
+        arguments = ctypes.byref(config), self.function, pointers, None
+        return PreparedCall(library().cuLaunchKernelEx, arguments, config, what)
+
     def launch(
         self,
         grid: int,
@@ -174,7 +252,9 @@ class Kernel:
         On the current stream, unless the address of another is given. A function belongs to one GPU's context,
         which is made the current one where it is not.
         """
-        current = torch.cuda.current_device()
+        if _thread.recorder is not None:
+            return _thread.recorder.launched(self, grid, rows, threads, arguments)
+        current = current_device()
         if device.index is not None and device.index != current:
             with torch.cuda.device(device):
                 return self.launch(grid, threads, arguments, device, rows, stream)

@@ -31,7 +31,7 @@ from deeprnn.backends.gradients import assembled, matrix_gradients, vector_gradi
 from deeprnn.backends.protocol import Case, Inputs, Linear, LinearCase
 from deeprnn.cells.adjoint import adjoint
 
-FEWEST_ROWS = 2048  # below, torch's product of the input is as fast
+FEWEST_ROWS = 128  # below, torch's product of the input is as fast
 FEWEST_LONG_ROWS = 6144  # the same for the gradient of the input
 LOADS_IN_CAPTURE = 12030  # CUDA 12.3: its drivers load kernels while a graph is captured
 
@@ -134,7 +134,7 @@ def backward(
     d_x = None
     if groups.x:
         entry = delta if own.width == cell.entry_width else delta[..., : cell.entry_width]
-        d_x = _input_gradient(entry.flatten(0, 1), entering.matrix, fast).view_as(entering.x)
+        d_x = input_gradient(entry.flatten(0, 1), entering.matrix, fast).view_as(entering.x)
     found = [d_x, *_entered(linear, d_U, summed)]
     found += run.with_first(states, first) if groups.states else [None] * len(cell.states)
     found += d_matrices if groups.matrices else [None] * len(cell.matrices)
@@ -266,11 +266,12 @@ def _chunks(
 def _time_chunks(linear: LinearCase) -> Chunks:
     """The chunks in which to go backward: one where units carry more from step to step than delta holds."""
     captured = linear.case.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return _time_chunks_of(linear, captured)
+    return time_chunks_of(linear, captured)
 
 
 @lru_cache(maxsize=4096)
-def _time_chunks_of(linear: LinearCase, captured: bool) -> Chunks:
+def time_chunks_of(linear: LinearCase, captured: bool) -> Chunks:
+    """The same, by whether a graph is captured."""
     case, (steps, batch, inner) = linear.case, linear.shape
     carries = any(node.op == "state" for stage in adjoint(case.cell).stages for node, _ in stage.leaves)
     if case.device.type != "cuda" or carries or case.cell.vectors:
@@ -286,7 +287,7 @@ def _is_captured(x: Tensor) -> bool:
     return x.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _input_gradient(delta: Tensor, matrix: Tensor, fast: bool) -> Tensor:
+def input_gradient(delta: Tensor, matrix: Tensor, fast: bool) -> Tensor:
     """delta (rows, width) times the matrix (width, I)."""
     if not fast or len(delta) < FEWEST_LONG_ROWS or not delta.is_contiguous():
         return delta @ matrix

@@ -29,7 +29,8 @@ struct Job {
 extern "C" __global__ void __launch_bounds__(256) split_matrix(const __grid_constant__ Job job) {
   i64 n = (i64)blockIdx.x * 8 + threadIdx.x / 32;
   if (n >= job.tiles * TN) return;
-  float scale = split_row<TN, INNER>(job, n);
+  const float* from = job.matrix + blockIdx.y * job.matrix_member + n * job.matrix_row;
+  float scale = split_row<TN, INNER>(job, n, from, job.matrix_column);
   if (threadIdx.x % 32 == 0) job.shifts[blockIdx.y * job.tiles * TN + n] = exponent_of(scale);
 }
 

@@ -22,8 +22,8 @@ struct Matrix {
   i64 width, start;     // start: its first column among all, those of the right side last
 };
 struct Target {
-  float* at;            // (members, right columns, left columns)
-  i64 left, left_end, right, right_end;
+  float* at;            // (members, right columns, left columns), by strides: from row to row, and from member to member
+  i64 left, left_end, right, right_end, row, member;
 };
 struct Job {
   Matrix matrices[9];
@@ -218,8 +218,7 @@ extern "C" __global__ void __launch_bounds__(256) collect(const __grid_constant_
   for (int o = 0; o < job.out_count; o++) {
     const Target& out = job.outs[o];
     if (n < out.right || n >= out.right_end) continue;
-    i64 width = out.left_end - out.left;
-    float* to = out.at + (member * (out.right_end - out.right) + n - out.right) * width - out.left;
+    float* to = out.at + member * out.member + (n - out.right) * out.row - out.left;
 #pragma unroll
     for (int i = 0; i < 4; i++)
       if (m + i >= out.left && m + i < out.left_end) to[m + i] = job.add ? to[m + i] + value[i] : value[i];

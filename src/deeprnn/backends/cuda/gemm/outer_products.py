@@ -46,6 +46,15 @@ class SumBlock(NamedTuple):
     right_end: int
 
 
+class Target(NamedTuple):
+    """Where sums are to be written: those of a block, as rows of a matrix."""
+
+    block: SumBlock
+    at: Tensor
+    start: int  # the first number's place in it
+    row: int  # numbers from row to row
+
+
 @dataclass(frozen=True)
 class Tiling:
     """How the work is dealt out."""
@@ -113,7 +122,7 @@ class _Matrix(ctypes.Structure):
 class _Out(ctypes.Structure):
     _fields_ = (
         ("at", ctypes.c_void_p),
-        *((n, ctypes.c_int64) for n in ("left", "left_end", "right", "right_end")),
+        *((n, ctypes.c_int64) for n in ("left", "left_end", "right", "right_end", "row", "member")),
     )
 
 
@@ -188,9 +197,6 @@ def _layout(
         job.matrices[i] = _Matrix(None, None, own, start)
         start += own
     job.matrices[len(widths)] = _Matrix(None, None, right_width, job.offset)
-    job.out_count = len(wanted)
-    for i, w in enumerate(wanted):
-        job.outs[i] = _Out(None, w.left, w.left_end, job.offset + w.right, job.offset + w.right_end)
     for i, (m, n) in enumerate(plan.tiles):
         job.tile[i][0], job.tile[i][1] = m, job.offset + n
     return plan, job
@@ -201,11 +207,12 @@ class OuterProducts:
 
     def __init__(
         self, left: Sequence[Left], right_width: int, reset: Tensor | None, wanted: Sequence[SumBlock],
-        free: int = 0, onto: OuterProducts | None = None,
+        free: int = 0, onto: OuterProducts | None = None, targets: Sequence[Target] = (),
     ):  # fmt: skip
         """The first matrix of the left side is none of ones; reset marks are those of previous states.
 
         `free`: processors beside something else, 0 for all. `onto`: sums, finished before, to which these are added.
+        `targets`: where to write sums; without any, each block becomes a tensor of its own.
         """
         x = left[0].x
         assert x is not None
@@ -220,14 +227,20 @@ class OuterProducts:
         count = self.members * job.blocks * job.columns
         # The last tile may read beyond the last column: what it finds there goes nowhere.
         # All memory is taken here: the steps may run on another stream, beside what is launched after this.
-        plan, shapes = self.plan, [(*lead, w.right_end - w.right, w.left_end - w.left) for w in wanted]
-        self.outs = [x.new_empty(shape) for shape in shapes] if onto is None else onto.outs
+        plan = self.plan
+        if onto is not None:
+            self.targets = onto.targets
+        else:
+            self.targets = targets or [_own_target(x, lead, w) for w in wanted]
         sums = self.members * len(plan.tiles) * plan.splits * plan.columns * WIDTH
         sizes = 2 * (2 * count + max(TILES)) * ROWS, 4 * (count + max(TILES)), 4 * sums
-        self.kept, (job.parts, job.scales, job.partial) = allocate(x.device, *sizes)
+        self.kept, (job.parts, job.scales, job.partial) = allocate(x, *sizes)
         job.add = int(onto is not None)
-        for place, out in zip(job.outs, self.outs, strict=False):
-            place.at = out.data_ptr()
+        job.out_count = len(self.targets)
+        for i, (w, out, start, row) in enumerate(self.targets):
+            at, member = out.data_ptr() + 4 * start, out.stride(0) if lead else 0
+            right = job.offset + w.right, job.offset + w.right_end
+            job.outs[i] = _Out(at, w.left, w.left_end, *right, row, member)
         for matrix, side in zip(job.matrices, left, strict=False):
             matrix.x, matrix.first = (None if t is None else t.data_ptr() for t in side)
         if reset is not None:
@@ -259,4 +272,10 @@ class OuterProducts:
         outer.launch(len(plan.tiles) * plan.splits, 384, [job], self.device, members, stream)
         numbers = len(plan.tiles) * plan.columns * WIDTH
         collect.launch(-(-numbers // 1024), 256, [job], self.device, members, stream)
-        return list(self.outs)
+        return [target.at for target in self.targets]
+
+
+def _own_target(x: Tensor, lead: Sequence[int], block: SumBlock) -> Target:
+    """A tensor for the sums of a block."""
+    rows, width = block.right_end - block.right, block.left_end - block.left
+    return Target(block, x.new_empty((*lead, rows, width)), 0, width)

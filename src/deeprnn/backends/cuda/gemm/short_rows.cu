@@ -16,16 +16,25 @@ constexpr u32 LEFT_BYTES = TM * 128, RIGHT_BYTES = TN * 128;   // of one part of
 constexpr u32 RING = STAGES * 2 * LEFT_BYTES, MATRIX = 2 * RING, FACTORS = MATRIX + SLICES * 2 * RIGHT_BYTES, BIAS = FACTORS + TN * 4,
               BARRIERS = BIAS + TN * 4;
 
+// Matrices one above the other are one matrix; biases are added up, each to its own columns of the result.
+struct MatrixPiece {
+  const float* at;       // (members, end - start, INNER) by strides
+  i64 start, end, member, row, column;
+};
+struct BiasPiece {
+  const float* at;       // (members, end - start)
+  i64 start, end, member;
+};
 struct Job {
   const float* x;        // (members, rows, INNER)
-  const float* matrix;   // (members, columns, INNER) by strides
-  const float* bias;     // (members, columns), or null
   float* out;            // (members, rows, columns)
   u8* x_parts;           // (members, blocks of 64 rows, SLICES, 2, 64, 64) in fp16, swizzled
   u8* parts;             // (members, tiles, SLICES, 2, TN, 64) in fp16, swizzled
   float* x_factors;      // (members, blocks, 64): what undoes the scales
   float* factors;        // (members, tiles, TN)
-  i64 rows, columns, blocks, tiles, matrix_member, matrix_row, matrix_column, bias_member;
+  i64 rows, columns, blocks, tiles, matrix_count, bias_count;
+  MatrixPiece matrices[8];
+  BiasPiece biases[16];
 };
 
 // Eight lanes a row, eight columns of each slice a lane.
@@ -69,7 +78,15 @@ extern "C" __global__ void __launch_bounds__(256) split(const __grid_constant__ 
   u32 first = (u32)(job.tiles * TN / 8);   // TN is a multiple of 8
   if (blockIdx.x < first) {
     i64 n = (i64)blockIdx.x * 8 + threadIdx.x / 32;
-    float scale = split_row<TN, INNER>(job, n);
+    const float* from = nullptr;
+    i64 step = 0;
+    for (int i = 0; i < job.matrix_count; i++) {
+      const MatrixPiece& m = job.matrices[i];
+      if (n < m.start || n >= m.end) continue;
+      from = m.at + blockIdx.y * m.member + (n - m.start) * m.row;
+      step = m.column;
+    }
+    float scale = split_row<TN, INNER>(job, n, from, step);
     if (threadIdx.x % 32 == 0) job.factors[blockIdx.y * job.tiles * TN + n] = inverse(scale);
   } else {
     split_rows(job, blockIdx.x - first);
@@ -167,7 +184,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) rows_times(const __grid_con
   for (int n = threadIdx.x; n < TN; n += 384) {
     i64 column = tile * TN + n;
     store_shared(base + FACTORS + n * 4, job.factors[(blockIdx.y * job.tiles + tile) * TN + n]);
-    store_shared(base + BIAS + n * 4, job.bias && column < job.columns ? job.bias[blockIdx.y * job.bias_member + column] : 0.0f);
+    float bias = 0.0f;
+    for (int i = 0; i < job.bias_count; i++) {
+      const BiasPiece& b = job.biases[i];
+      if (column >= b.start && column < b.end) bias += b.at[blockIdx.y * b.member + column - b.start];
+    }
+    store_shared(base + BIAS + n * 4, bias);
   }
   __syncthreads();
   if (threadIdx.x >= 256) {

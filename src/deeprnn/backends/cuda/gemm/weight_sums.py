@@ -19,6 +19,7 @@ from deeprnn.backends.cuda.gemm.outer_products import (
     Left,
     OuterProducts,
     SumBlock,
+    Target,
 )
 from deeprnn.backends.gradients import shared_products
 from deeprnn.backends.protocol import Inputs
@@ -84,6 +85,11 @@ def _entered(blocks: list[SumBlock], at: int, entering: int, with_bias: bool, ow
     return at
 
 
+def blocks(own: Adjoint, entering: int, with_bias: bool) -> tuple[SumBlock, ...]:
+    """The sums wanted: those of `shared_products`, then of an input of so many columns, then of delta itself."""
+    return _layout(own, entering, with_bias)[1]
+
+
 class WeightSums:
     """In two steps: `start` needs no gradient and may run beside the loop that computes delta."""
 
@@ -96,10 +102,11 @@ class WeightSums:
         with_bias: bool = False,
         free_processors: int = 0,
         onto: WeightSums | None = None,
+        targets: Sequence[Target] = (),
     ) -> None:
-        """`with_bias`: of delta itself too. `free_processors`, `onto`: see `OuterProducts`."""
+        """`with_bias`: of delta itself too. `free_processors`, `onto`, `targets`: see `OuterProducts`."""
         self.with_bias = with_bias
-        vectors, blocks, self.loop_sums = _layout(own, 0 if x is None else x.shape[-1], with_bias)
+        vectors, wanted, self.loop_sums = _layout(own, 0 if x is None else x.shape[-1], with_bias)
         states = [self._left(own, v, stored, inputs) for v in vectors if v.kind == "state"]
         entered = [] if x is None else [Left(aligned(x))]
         entered += [Left(None)] if with_bias else []
@@ -107,7 +114,8 @@ class WeightSums:
         marks = None if inputs.reset is None else inputs.reset.contiguous()
         earlier = None if onto is None else onto.sums
         left = [*states, *entered, *others]
-        self.sums = OuterProducts(left, own.width, marks, blocks, free_processors, earlier)
+        self.in_place = bool(targets)
+        self.sums = OuterProducts(left, own.width, marks, wanted, free_processors, earlier, targets)
 
     @staticmethod
     def _left(own: Adjoint, vector: Vector, stored: Sequence[Tensor], inputs: Inputs) -> Left:
@@ -130,7 +138,7 @@ class WeightSums:
         return self._named(self.sums.finish(aligned(delta), with_left=True))
 
     def _named(self, sums: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        if self.with_bias:
+        if self.with_bias and not self.in_place:
             sums[-1] = sums[-1].squeeze(-1)
         return sums[: self.loop_sums], sums[self.loop_sums :]
 

@@ -86,26 +86,24 @@ def launch(ready: Prepared, arguments: Arguments) -> None:
     stored, plan = arguments.stored[0], ready.plan
     members = stored.shape[0] if stored.dim() == 4 else 1
     groups = -(-stored.shape[-2] // plan.rows)
-    blocks, *exchange = _grid(plan, groups * members, stored.device, arguments.scratch)
+    blocks, *exchange = _grid(plan, groups * members, stored, arguments.scratch)
     block = parameter_block(ready.code, arguments, stored, groups, exchange)
     ready.kernel.launch(blocks, plan.threads, [block], stored.device)
 
 
-def _grid(
-    plan: KernelPlan, items: int, device: torch.device, scratch: list[Tensor]
-) -> tuple[int, int, int, int]:
+def _grid(plan: KernelPlan, items: int, like: Tensor, scratch: list[Tensor]) -> tuple[int, int, int, int]:
     """Blocks, the address of the exchange buffer, row groups of all members, and how many of them a team serves."""
     words = plan.exchange_words
     if plan.cooperative:
         teams: int = plan.teams  # type: ignore[attr-defined]
         share = -(-items // teams)
         used = -(-items // share)
-        exchange = torch.zeros(plan.common_words + used * words, dtype=torch.int32, device=device)
+        exchange = like.new_zeros((plan.common_words + used * words,), dtype=torch.int32)
         scratch.append(exchange)
         return used * plan.team, exchange.data_ptr(), items, share  # type: ignore[attr-defined]
     if not words:
         return items * plan.cluster, 0, 0, 0
-    exchange = torch.empty(items * words, dtype=torch.int32, device=device)
+    exchange = like.new_empty((items * words,), dtype=torch.int32)
     scratch.append(exchange)
     return items * plan.cluster, exchange.data_ptr(), 0, 0
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda import nvrtc
@@ -125,13 +124,16 @@ class MaxAbsScan:
         inputs: Inputs,
         rows: Sequence[Tensor | None],
         arch: str,
-        device: torch.device,
+        like: Tensor,
     ) -> None:
-        """`rows[s]`: what is added to the sums of stage s, A or the gradient of its output."""
+        """`rows[s]`: what is added to the sums of stage s, A or the gradient of its output.
+
+        Memory is taken where `like` lies.
+        """
         self.jobs = jobs = scan_jobs(schedule, shape)
-        self.device, self.members, self.keep = device, shape.members, (inputs, rows)
+        self.device, self.members, self.keep = like.device, shape.members, (inputs, rows)
         pieces = [piece for matrix in schedule.matrices for piece in matrix.pieces]
-        self.buffer = (torch.zeros if None in pieces else torch.empty)(jobs.size, device=device)
+        self.buffer = (like.new_zeros if None in pieces else like.new_empty)((jobs.size,))
         fields, base = list(jobs.fields), self.buffer.data_ptr()
         for j, piece in enumerate(filter(None, pieces)):
             tensor = inputs.matrices[piece.matrix]
@@ -148,7 +150,7 @@ class MaxAbsScan:
         for place, offset in jobs.outs:
             fields[place] = base + offset
         self.block = (ctypes.c_int64 * len(fields))(*fields)
-        self.kernel = load_kernel(len(jobs.outs), device.index or 0, arch)
+        self.kernel = load_kernel(len(jobs.outs), like.device.index or 0, arch)
         self.addresses = [base, base + jobs.inputs]
         """of both parts of the results"""
 

@@ -34,7 +34,7 @@ def forward(
     """Every output of every step, and with `keep` what the backward pass needs. `scan`: started before."""
     assert inputs.A is not None
     cell, lead = case.cell, inputs.A.shape[:-1]
-    stored = [inputs.A.new_empty((*lead, n)) for n in _stored_sizes(cell, keep)]
+    stored = [inputs.A.new_empty((*lead, n)) for n in stored_sizes(cell, keep)]
     if stored[0].numel() == 0:
         return stored
     inputs = dense(inputs)
@@ -140,7 +140,7 @@ class BackwardLaunch:
         return carried
 
 
-_stored_sizes = lru_cache(maxsize=1024)(plain.stored_sizes)
+stored_sizes = lru_cache(maxsize=1024)(plain.stored_sizes)
 
 
 def prepared(
@@ -179,7 +179,7 @@ def _scan(
     stride = inputs.A.stride(0) if inputs.A is not None and inputs.A.dim() == 4 else 0
     shape = ScanShape(members, steps, batch, stride, stages)
     arch = ready.plan.arch(device_of(like.device.index or 0))
-    return MaxAbsScan(ready.schedule, shape, inputs, rows, arch, like.device)
+    return MaxAbsScan(ready.schedule, shape, inputs, rows, arch, like)
 
 
 def dense(inputs: Inputs) -> Inputs:

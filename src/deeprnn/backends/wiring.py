@@ -1,0 +1,66 @@
+"""How a cell's tensors are made of a layer's parameters: which are matrices, which slices of them are added where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deeprnn.cells.description import CellDescription
+
+
+class Piece(NamedTuple):
+    """Numbers of a parameter with one dimension, and the first column of A, or of a vector, to which they belong."""
+
+    parameter: int
+    start: int
+    count: int
+    column: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """A recurrence whose input enters through matrices, in terms of parameters by number.
+
+    A's columns are x U_kᵀ side by side, plus all biases. It compares by identity: made once for a layer.
+    """
+
+    cell: CellDescription
+    shapes: tuple[tuple[int, ...], ...]
+    """of all parameters"""
+    U: tuple[int, ...]
+    matrices: tuple[int, ...]
+    biases: tuple[Piece, ...]
+    vectors: tuple[Piece, ...] = ()
+    """one for each of the cell's"""
+
+    def enter(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """A, by operations that autograd can follow."""
+        width = self.cell.entry_width
+        bias = None
+        for p, start, count, column in self.biases:
+            own = functional.pad(parameters[p][start : start + count], (column, width - column - count))
+            bias = own if bias is None else bias + own
+        return functional.linear(x, torch.cat([parameters[i] for i in self.U]), bias)
+
+    def vector_parameters(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """The cell's vectors."""
+        return [parameters[p].narrow(0, start, count) for p, start, count, _ in self.vectors]
+
+    @property
+    def uses_all_once(self) -> bool:
+        """Whether every number of every parameter is used, and in one place: then its gradient is one sum."""
+        whole = [*self.U, *self.matrices]
+        if len(set(whole)) < len(whole) or any(len(self.shapes[i]) != 2 for i in whole):
+            return False
+        pieces = sorted((*self.biases, *self.vectors))
+        ends = {i: 0 for i in range(len(self.shapes)) if i not in whole}
+        for p, start, count, _ in pieces:
+            if p not in ends or ends[p] != start:
+                return False
+            ends[p] = start + count
+        return all(self.shapes[p] == (end,) for p, end in ends.items())

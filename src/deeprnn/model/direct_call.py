@@ -1,0 +1,154 @@
+"""The short way through a layer: one level in one direction, from its input and parameters as they are.
+
+A layer asks here first. What it gets is what its ordinary way computes, or None where that way is to be taken: see
+`backends/direct.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from deeprnn.backends.direct import direct
+from deeprnn.backends.wiring import Piece, Wiring
+from deeprnn.cells import plans
+from deeprnn.cells.cell import Cell
+from deeprnn.cells.description import from_text
+from deeprnn.cells.plans import Plan
+from deeprnn.model.specs import PlusSpec
+from deeprnn.model.transition import cell_of
+
+WIRED = "_wired"
+"""where a layer keeps its `Wired`; it is made anew in copies"""
+
+
+class Wired(NamedTuple):
+    """A layer's wiring, None where it has none, and its parameters' names in the wiring's order."""
+
+    wiring: Wiring | None
+    names: Sequence[str]
+    step: Any = None  # of the cell, which may be replaced
+
+
+def call_directly(
+    layer: nn.Module, wired: Wired, input: Any, states: Sequence[Any] | None, batch_first: bool, backend: str
+) -> tuple[Tensor, list[Tensor]] | None:
+    """The output laid out as the input is, (T, B, I) or with batch_first (B, T, I), and the last states.
+
+    The input is one that `may_be_direct`.
+    """
+    if wired.wiring is None or input.dim() != 3:
+        return None
+    own = layer.__dict__[
+        "_parameters"
+    ]  # read at every call; what hooks or replicas put elsewhere is not found
+    parameters = [own.get(name) for name in wired.names]
+    x = input.transpose(0, 1) if batch_first else input
+    found = direct(wired.wiring, x, states, parameters, backend)
+    if found is None or not batch_first:
+        return found
+    return found[0].transpose(0, 1), found[1]
+
+
+def transition_wiring(spec: PlusSpec) -> Wiring | None:
+    """That of a ⊕ whose parameters are every U, W, S and b, the last b being the first layer's second."""
+    if not all(spec.inputs):
+        return None
+    depth, columns = spec.depth, [0, *accumulate(spec.widths)]
+    below = spec.hidden_size, *spec.sizes
+    shapes: list[tuple[int, ...]] = [(n, spec.input_size) for n in spec.widths]
+    shapes += [(n, m) for n, m in zip(spec.widths, below, strict=False)]
+    shapes += [
+        (n, spec.hidden_size) for n, shortcut in zip(spec.widths, spec.shortcuts, strict=True) if shortcut
+    ]
+    biases: list[Piece] = []
+    if spec.bias:
+        for width, column in zip((*spec.widths, spec.widths[0]), (*columns[:-1], 0), strict=True):
+            biases.append(Piece(len(shapes), 0, width, column))
+            shapes.append((width,))
+    matrices = range(depth, len(shapes) - len(biases))
+    cell = cell_of(spec, (False,) * depth, False)
+    return Wiring(cell, tuple(shapes), tuple(range(depth)), tuple(matrices), tuple(biases))
+
+
+# ---- cells
+
+
+def cell_wiring(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Wiring | None:
+    """That of a traced cell with these parameters, where its description takes them as they are or in slices."""
+    layout = plan.layout
+    if layout is None or layout.enters != "x" or layout.streams or layout.draws or any(layout.needed):
+        return None
+    if layout.parts != tuple((k, None) for k in range(len(layout.parts))):
+        return None
+    graph: fx.GraphModule = getattr(plans.GRAPHS, f"{plan.key}/fixed")
+    results = _pieces(graph.graph, shapes)
+    if results is None:
+        return None
+    ends = [0, *accumulate(layout.counts)]
+    matrices, vectors, U, b = (results[i:j] for i, j in pairwise(ends))
+    if any(isinstance(v, list) for v in (*matrices, *U)) or any(isinstance(v, int) for v in (*vectors, *b)):
+        return None
+    if any(len(v) != 1 for v in vectors) or len(b) > len(U):
+        return None
+    starts = [0, *accumulate(shapes[u][0] for u in U)]
+    biases = [p._replace(column=p.column + start) for own, start in zip(b, starts, strict=False) for p in own]
+    cell = from_text(layout.text)
+    return Wiring(cell, tuple(shapes), tuple(U), tuple(matrices), tuple(biases), tuple(v[0] for v in vectors))
+
+
+def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | None:
+    """What a graph returns: the number of a matrix, or the pieces that are added up in a vector. None: something else.
+
+    It may slice vectors, add them, and join them.
+    """
+    aten, known, given = torch.ops.aten, {}, iter(range(len(shapes)))
+    for node in graph.nodes:
+        args = node.args
+        if node.op == "placeholder":
+            i = next(given)
+            known[node] = i if len(shapes[i]) == 2 else [Piece(i, 0, *shapes[i])]
+        elif node.op == "output":
+            return [known[value] for value in args[0]]
+        elif node.target == aten.slice.Tensor and isinstance(known[args[0]], list) and len(args) == 4:
+            known[node] = _sliced(known[args[0]], args[2], args[3])
+        elif node.target in (aten.add.Tensor, operator.add) and all(isinstance(a, fx.Node) for a in args):
+            parts = [known[a] for a in args]
+            if not all(isinstance(p, list) for p in parts) or node.kwargs:
+                return None
+            known[node] = [*parts[0], *parts[1]]
+        elif node.target == aten.cat.default and all(isinstance(known[a], list) for a in args[0]):
+            known[node], at = [], 0
+            for part in (known[a] for a in args[0]):
+                known[node] += [p._replace(column=p.column + at) for p in part]
+                at += max(p.column + p.count for p in part)
+        else:
+            return None
+    return None
+
+
+def _sliced(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
+    found = []
+    for p in pieces:
+        first, last = max(p.column, start), min(p.column + p.count, end)
+        if first < last:
+            found.append(Piece(p.parameter, p.start + first - p.column, last - first, first - start))
+    return found
+
+
+def wired_cell(cell: Cell, tensors: dict[str, Tensor], names: Sequence[str], x: Tensor) -> Wired:
+    """Of a layer whose parameters of these names take the places of the cell's."""
+    first = next(iter(tensors.values()))
+    plan = plans.plan_of(cell, plans.Request(x.dtype, first.dtype, str(x.device)), tensors)
+    layout = plan.layout
+    if layout is None:
+        return Wired(None, names, type(cell).step)
+    by_path = dict(zip(tensors, names, strict=True))
+    held = [by_path[path] for path in layout.held]
+    shapes = [tuple(tensors[path].shape) for path in layout.held]
+    return Wired(cell_wiring(plan, shapes), held, type(cell).step)
