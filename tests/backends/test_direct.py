@@ -143,8 +143,13 @@ def test_a_recorded_call_is_the_layers(name, emulated):
             torch.randn(T, B, H),
             *(torch.randn(1, B, H) if turn else None for _ in range(1 + several)),
         ]
+        count = len(emulated)
+        ordinary = gradients_of(layer, x, states, upstream)
+        assert len(emulated) == count, "the first call of a shape is an ordinary one"
         found = gradients_of(layer, x, states, upstream)
+        assert len(emulated) == count + 1
         assert emulated[-1] is not None, "the short way was not taken"
+        assert all(torch.equal(a, b) for a, b in zip(ordinary, found, strict=True))
         with torch.no_grad():
             plain = layer(x.detach(), states)[0]
         assert torch.equal(plain, found[0])
@@ -160,13 +165,15 @@ def test_a_batch_first_layer_takes_the_short_way(emulated):
     truth = nn.RNN(I, H, batch_first=True)
     truth.load_state_dict(layer.state_dict())
     x = torch.randn(B, T, I)
-    torch.testing.assert_close(layer(x), truth(x), rtol=1e-4, atol=1e-5)
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), truth(x), rtol=1e-4, atol=1e-5)
     assert emulated[-1] is not None
 
 
 def test_a_parameter_without_gradient_gets_none(emulated):
     layer, x = deeprnn.DeepRNN(I, H), torch.randn(T, B, I)
     layer.bias_ih_l0.requires_grad_(False)
+    layer(x)
     layer(x)[0].sum().backward()
     assert emulated[-1] is not None
     assert layer.bias_ih_l0.grad is None
@@ -182,6 +189,7 @@ def test_the_gradient_of_a_gradient(emulated):
     penalties = []
     for backend in ("auto", "reference"):
         layer.backend = backend
+        layer(x)
         (d,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
         penalties.append(torch.autograd.grad(d.square().sum(), [x, *layer.parameters()]))
     assert emulated[0] is not None
@@ -191,6 +199,7 @@ def test_the_gradient_of_a_gradient(emulated):
 
 def test_an_output_changed_in_place_is_refused_as_elsewhere(emulated):
     layer, x = deeprnn.DeepRNN(I, H), torch.randn(T, B, I)
+    layer(x)
     y = layer(x)[0]
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -208,6 +217,7 @@ def test_whatever_is_not_plain_takes_the_ordinary_way(emulated, monkeypatch):
     def short(given_layer, *given):
         taken.clear()
         try:
+            given_layer(*given)
             given_layer(*given)
         except (RuntimeError, deeprnn.errors.UserError):
             assert not taken
@@ -237,8 +247,9 @@ def test_whatever_is_not_plain_takes_the_ordinary_way(emulated, monkeypatch):
 
 
 def test_a_hook_on_all_modules_takes_a_cell_the_ordinary_way(emulated):
-    layer, x = deeprnn.GRU(I, H), torch.randn(2, B, I)
-    layer._call_directly(x, None)
+    layer, x = deeprnn.GRU(I, H), torch.randn(T, B, I)
+    assert layer._call_directly(x, None) is None
+    assert layer._call_directly(x, None) is not None
     handle = nn.modules.module.register_module_forward_hook(lambda *a: None)
     try:
         assert layer._call_directly(x, None) is None

@@ -16,7 +16,7 @@ def test_every_way_of_calling_is_timed():
     with rehearsal():
         found = list(gpu_host.rows("cpu", gpu_host.Clock(dry=True), time.perf_counter() + 60, [SHAPE]))
     *rows, profile = found
-    assert [row["peer"] for row in rows] == ["ours", "ours, own products", "torch.nn"]
+    assert [row["peer"] for row in rows] == ["ours", "ours, torch's products", "torch.nn"]
     for row in rows:
         assert "failed" not in row, row
         for name in ("host", "python", "graph"):

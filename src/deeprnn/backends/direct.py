@@ -32,8 +32,10 @@ from deeprnn.backends.wiring import Wiring
 
 DEVICE = "cuda"
 """where backends have a short way"""
-MOST_CALLS = 4096
+MOST_CALLS = 1024
 _calls: dict[tuple, DirectCall | None] = {}
+_seen: set[tuple] = set()
+"""met once: preparing a call takes longer than an ordinary one, and lengths may differ from batch to batch"""
 
 
 def may_be_direct(x: Any) -> bool:
@@ -65,8 +67,12 @@ def direct(
                 return None
         key = *key, *[h.shape for h in states]
     if key not in _calls:
-        if len(_calls) >= MOST_CALLS:  # sequences of ever new lengths
-            _calls.clear()
+        for known in (_calls, _seen):
+            if len(known) >= MOST_CALLS:
+                known.clear()
+        if key not in _seen:
+            _seen.add(key)
+            return None
         _calls[key] = _call_of(wiring, x, states, parameters, backend)
     call = _calls[key]
     if call is None:

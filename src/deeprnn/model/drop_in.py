@@ -162,7 +162,7 @@ class DropIn(SequenceLayer, nn.RNNBase):
 
         `reset` marks steps before which a new sequence begins, `lengths` says where padded sequences end.
         """
-        if reset is None and lengths is None and not return_all_states:
+        if reset is None and lengths is None and return_all_states is False:  # torch.fx may give stand-ins
             done = self._call_directly(input, hx)
             if done is not None:
                 return done

@@ -132,10 +132,10 @@ class RecurrentBase(Traceable, nn.RNNBase):
         sequence of each transition layer, the last being the state; all are laid out as output is.
         Under autocast the results keep the parameters' type (`nn.RNN` gives autocast's).
         """
-        if not return_all_states and (done := self._call_directly(input, hx)) is not None:
-            return done
         if is_symbolic(input):
             return leaf(self, input, hx, return_all_states)
+        if not return_all_states and (done := self._call_directly(input, hx)) is not None:
+            return done
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, return_all_states)
         if not is_tensor(input):

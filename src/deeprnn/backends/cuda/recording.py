@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -191,24 +192,29 @@ class Recording:
         rest = [i for i in range(len(recorder.sizes)) if i not in places]
         self.scratch_bytes = self._joined(places, rest, recorder.sizes, recorder.given + len(results) + 1)
         self.kept_offsets = [places[i][1] for i in kept]
-        self.steps, self.device = recorder.steps, recorder.device
-        self.template: list[int] = []
+        self.device = recorder.device
+        self.steps: list[tuple[Launch | Copy | Fill, int, int]] = []  # with its words' place, and how many
         self.addresses: list[tuple[int, int, int]] = []  # word, which address, bytes to add
-        self.blocks: dict[tuple[int, ...], int] = {}  # where parameters begin; kernels may share them
-        for step in self.steps:
-            if step.words in self.blocks:
-                continue
-            self.blocks[step.words] = len(self.template)
-            for word in step.words:
-                if word >> TAG > 0:
-                    base, offset = places[(word >> TAG) - 1]
-                    offset += word & (1 << TAG) - 1
-                    self.addresses.append((len(self.template), base, offset))
-                    word = 0
-                self.template.append(word)
-        self._idle: list[
-            _Armed
-        ] = []  # a launch copies its parameters, so a block is free again when it returns
+        template: list[int] = []
+        known: dict[tuple[int, ...], int] = {}  # kernels may share parameters
+        for step in recorder.steps:
+            if step.words not in known:
+                known[step.words] = len(template)
+                template += [
+                    self._plain(word, len(template) + i, places) for i, word in enumerate(step.words)
+                ]
+            self.steps.append((step._replace(words=()), known[step.words], len(step.words)))  # type: ignore[arg-type]
+        self.template = array("q", template)
+        # A launch copies its parameters, so that a block is free again when the launches return.
+        self._idle: list[_Armed] = []
+
+    def _plain(self, word: int, at: int, places: dict[int, tuple[int, int]]) -> int:
+        """A word that is no address; one that is becomes zero and is noted."""
+        if word >> TAG <= 0:
+            return word
+        base, offset = places[(word >> TAG) - 1]
+        self.addresses.append((at, base, offset + (word & (1 << TAG) - 1)))
+        return 0
 
     @staticmethod
     def _joined(
@@ -239,8 +245,8 @@ class Recording:
     def _arm(self) -> _Armed:
         block = (ctypes.c_int64 * len(self.template))(*self.template)
         calls = []
-        for step in self.steps:
-            own = (ctypes.c_int64 * len(step.words)).from_buffer(block, 8 * self.blocks[step.words])
+        for step, start, count in self.steps:
+            own = (ctypes.c_int64 * count).from_buffer(block, 8 * start)
             if isinstance(step, Launch):
                 calls.append(step.kernel.prepare_call(step.grid, step.rows, step.threads, own))
             elif isinstance(step, Copy):
