@@ -53,7 +53,7 @@ def test_a_reason_names_the_remedy():
     reason = why_not("cuda", DTS.text, "cpu", torch.float32)
     assert reason is not None
     assert ".cuda()" in reason
-    reason = why_not_planned(transition((3000, 3000), SIGMOIDS), False, H200)
+    reason = why_not_planned(transition((12000, 12000), SIGMOIDS), False, H200)
     assert reason is not None
     assert "stepwise" in reason
 
