@@ -79,7 +79,13 @@ def data(kind: str):
 def environment() -> dict[str, str]:
     src = str(Path(session.__file__).parents[2])
     paths = os.pathsep.join([src, str(Path(__file__).parents[2])])
-    return {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
 
 
 def launch(*words: str, count: int = 2, torchrun: tuple[str, ...] = ()) -> subprocess.Popen[str]:
