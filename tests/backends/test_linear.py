@@ -17,7 +17,7 @@ from deeprnn.backends import autograd, cuda, plain, unrolling
 from deeprnn.backends.cuda import linear, side_stream, time_chunks
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
-from deeprnn.backends.cuda.gemm.outer_products import SumBlock, tiling
+from deeprnn.backends.cuda.gemm.outer_products import MOST_TILES, SumBlock, tiling
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plans
 from deeprnn.backends.cuda.recurrence.schedule import schedule
@@ -562,3 +562,15 @@ def test_a_layer_with_the_product_of_its_input(kind, backend, marked, batch, mon
     truth = [*truth, *torch.autograd.grad(truth, wide, [u.double() for u in upstream])]
     for a, b in zip(results, truth, strict=True):
         assert float((a - b).norm() / b.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("gates", [cells_by_hand.gru, cells_by_hand.lstm])
+@pytest.mark.parametrize("hidden", [400, 512, 1024])
+def test_sums_of_wide_gates_fit_the_kernels_table(gates, hidden):
+    own = adjoint(gates(hidden))
+    assert weight_sums.fits(own, 128)
+    blocks = weight_sums.blocks(own, 128, True)
+    for rows in (128, 32768):
+        found = tiling(blocks, rows, 1, 132)
+        assert found is not None
+        assert len(found.tiles) <= MOST_TILES

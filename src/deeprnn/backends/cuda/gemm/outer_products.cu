@@ -36,7 +36,7 @@ struct Job {
   i64 first_group, groups;             // of 128 columns, for `split_columns`
   Target outs[24];
   i64 out_count, add;   // add: to what is there already
-  int tile[200][2];     // first column of the left and of the right side, among all
+  unsigned short tile[400][2]; // first column of the left and of the right side, among all, in eights
 };
 
 struct Column {
@@ -128,7 +128,7 @@ INLINE void fetch(const Job& job, u32 base) {
     barrier_expect(bar, STAGE_BYTES + SCALE_BYTES);
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-      i64 column = place + job.tile[tile][side];
+      i64 column = place + 8 * job.tile[tile][side];
       u32 bytes = side ? RIGHT_BYTES : LEFT_BYTES, to = stage + (side ? 2 * LEFT_BYTES : 0);
       bulk_load(to, job.parts + column * 128, bytes, bar);
       bulk_load(to + bytes, job.parts + job.low + column * 128, bytes, bar);
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(256) collect(const __grid_constant_
   i64 member = blockIdx.y;
   if (tile >= job.tiles) return;
   u32 inside = at % (TN * TM);
-  i64 n = job.tile[tile][1] + inside / TM, m = job.tile[tile][0] + inside % TM;
+  i64 n = 8 * job.tile[tile][1] + inside / TM, m = 8 * job.tile[tile][0] + inside % TM;
   const float* from = job.partial + (member * job.tiles + tile) * job.splits * TN * TM + inside;
   float4 sum = *(const float4*)from;
 #pragma unroll 4

@@ -21,7 +21,8 @@ from deeprnn.backends.cuda.device import device_of
 from deeprnn.backends.cuda.driver import Kernel, allocate, stream_of
 
 ROWS, WIDTH = 64, 128  # rows of a block, columns of the left side a tile: as in outer_products.cu
-MOST_TILES, MOST_MATRICES, MOST_OUTS = 200, 9, 24  # as in outer_products.cu
+MOST_TILES, MOST_MATRICES, MOST_OUTS = 400, 9, 24  # as in outer_products.cu
+MOST_COLUMNS = 8 << 16  # of both sides: tiles are told by their first column in eights
 TILES = range(64, 201, 8)  # columns of the right side a tile may have
 
 
@@ -136,7 +137,7 @@ class _Job(ctypes.Structure):
         ("outs", _Out * MOST_OUTS),
         ("out_count", ctypes.c_int64),
         ("add", ctypes.c_int64),
-        ("tile", ctypes.c_int32 * 2 * MOST_TILES),
+        ("tile", ctypes.c_uint16 * 2 * MOST_TILES),
     )
 
 
@@ -198,7 +199,7 @@ def _layout(
         start += own
     job.matrices[len(widths)] = _Matrix(None, None, right_width, job.offset)
     for i, (m, n) in enumerate(plan.tiles):
-        job.tile[i][0], job.tile[i][1] = m, job.offset + n
+        job.tile[i][0], job.tile[i][1] = m // 8, (job.offset + n) // 8
     return plan, job
 
 

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from deeprnn.backends.cuda.device import hopper
 from deeprnn.backends.cuda.gemm.outer_products import (
+    MOST_COLUMNS,
     MOST_MATRICES,
     MOST_OUTS,
     MOST_TILES,
+    TILES,
     Left,
     OuterProducts,
     SumBlock,
@@ -44,8 +46,17 @@ def fits(own: Adjoint, rows: int) -> bool:
     if min(stage.size for stage in cell.stages) < FEWEST_COLUMNS or own.width % 4 or rows >= 2**31 - 2**16:
         return False
     vectors = {p.vector for p in products}
-    tiles = sum(-(-p.width // 64) * (-(-cell.size_of(p.vector) // 128) + 1) for p in products)
-    return len(vectors) + 3 <= MOST_MATRICES and len(products) + 2 <= MOST_OUTS and tiles <= MOST_TILES // 2
+    if len(vectors) + 3 > MOST_MATRICES or len(products) + 2 > MOST_OUTS:
+        return False
+    tiles = sum(-(-p.width // max(TILES)) * (-(-cell.size_of(p.vector) // 128) + 1) for p in products)
+    tiles += 3 * -(-own.width // max(TILES))  # of the input and of ones
+    return tiles <= MOST_TILES and _columns(own) < MOST_COLUMNS
+
+
+def _columns(own: Adjoint) -> int:
+    """Columns of both sides, at most."""
+    vectors = {p.vector for p in shared_products(own)}
+    return sum(own.cell.size_of(v) for v in vectors) + own.width + 1024
 
 
 @lru_cache(maxsize=256)
