@@ -288,3 +288,20 @@ def test_addresses_are_told_from_numbers(monkeypatch):
         recording.fire([base, base + 1, base + 2, base + 3], None)
         assert fired[-1][:6] == [base + 24, 2**40, -1, base + 1, base + 2, base + 3 + 8]
     assert (recording.kept_bytes, recording.scratch_bytes) == (512, 512)
+
+
+def test_a_table_of_tiles_is_not_taken_for_addresses():
+    recorder = Recorder(torch.device("cpu"))
+    x = recorder.stand_in((4, 3))
+    wanted = (outer_products.SumBlock(0, 512, 0, 4096),)
+    _, blank = outer_products._layout(wanted, (512,), 4096, 4096, 64, 1, 132, 0)
+    job = outer_products._Job.from_buffer_copy(blank)
+    job.matrices[0].x = x.data_ptr()
+    kernel: Any = SimpleNamespace()
+    recorder.launched(kernel, 1, 1, 32, [job])
+    recording = recorder.finish([])
+    assert (
+        max(right for _, right in job.tile) >= 256
+    )  # beside three others in a word it reaches into the topmost byte
+    assert recording.addresses == [(0, 0, 0)]
+    assert recording.template.tobytes() == bytes(blank)

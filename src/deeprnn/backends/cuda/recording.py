@@ -32,13 +32,14 @@ class NotRecordable(Exception):
 
 
 class Launch(NamedTuple):
-    """A recorded launch; `words` are its parameters."""
+    """A recorded launch; `words` are its parameters, of which the last `plain_words` are no addresses."""
 
     kernel: Kernel
     grid: int
     rows: int
     threads: int
     words: tuple[int, ...]
+    plain_words: int = 0
 
 
 class Copy(NamedTuple):
@@ -157,7 +158,9 @@ class Recorder:
         count, rest = divmod(ctypes.sizeof(block), 8)
         assert not rest
         words = tuple((ctypes.c_int64 * count).from_buffer_copy(block))
-        self.steps.append(Launch(kernel, grid, rows, threads, words))
+        # A table of small numbers, several a word, would read as addresses: a structure that ends with one says so.
+        plain_words = getattr(block, "plain_words", 0)
+        self.steps.append(Launch(kernel, grid, rows, threads, words, plain_words))
 
     def copy(self, to: StandIn, source: StandIn) -> None:
         """A copy on the card."""
@@ -200,9 +203,10 @@ class Recording:
         for step in recorder.steps:
             if step.words not in known:
                 known[step.words] = len(template)
-                template += [
-                    self._plain(word, len(template) + i, places) for i, word in enumerate(step.words)
-                ]
+                start, plain = len(template), getattr(step, "plain_words", 0)
+                end = len(step.words) - plain
+                template += [self._plain(word, start + i, places) for i, word in enumerate(step.words[:end])]
+                template += step.words[end:]
             self.steps.append((step._replace(words=()), known[step.words], len(step.words)))  # type: ignore[arg-type]
         self.template = array("q", template)
         # A launch copies its parameters, so that a block is free again when the launches return.

@@ -139,6 +139,7 @@ class _Job(ctypes.Structure):
         ("add", ctypes.c_int64),
         ("tile", ctypes.c_uint16 * 2 * MOST_TILES),
     )
+    plain_words = MOST_TILES * 4 // 8  # of `tile`, where no address can be: see recording.py
 
 
 def multiply_macro(columns: int) -> str:
