@@ -132,6 +132,9 @@ TENSOR_CORES = [
     (Case("lstm", WIDE["lstm"], 5, 5, reset=True, population=2), (2, 1, 4, 3), True),
     (Case("gru", WIDE["gru"], 5, 6), (3, 1, 4, 6, 2), False),
     (Case("pooled", WIDE["pooled"], 4, 3), (2, 1, 2, 3, 1, False), True),
+    # What units carry goes from one finishing warp to another where streams do not divide evenly.
+    (Case("lstm", WIDE["lstm"], 6, 9, reset=True), (2, 1, 4, 9, 3), True),
+    (Case("gru", WIDE["gru"], 6, 15), (3, 1, 4, 15, 5), True),
 ]
 
 
@@ -218,22 +221,44 @@ def test_numbers_of_any_size_keep_their_precision(cell, change):
     if change is not grown_before_a_start and change not in RANGES[-2:]:
         tensors["reset"][:] = False
     change(tensors)
+    for found, truth in on_tensor_cores(case, tensors, (2, 1, 4, 6, 2)):
+        assert by_row(found, truth) < 2e-5
+
+
+def test_gradients_that_shrink_in_every_layer_keep_their_precision_in_each():
+    """Further in all than one scale reaches."""
+    cell = grid.transition((17,) * 10, ("sigmoid",) * 10, "last")
+    case = Case("shrinking", cell, 3, 4)
+    tensors = grid.draw(case, grid.fresh_seed())
+    for name in tensors:
+        if name.startswith("matrix"):
+            tensors[name] *= 0.2
+    tensors["gradient9"][:-1] = 0
+    for layer in range(9):
+        tensors[f"gradient{layer}"][:] = 0
+    *_, (found, truth) = on_tensor_cores(case, tensors, (2, 1, 4, 4, 1))
+    layers = zip(found[-1:].split(17, -1), truth[-1:].split(17, -1), strict=True)
+    assert max(by_row(*layer) for layer in layers) < 2e-5
+
+
+def on_tensor_cores(case: Case, tensors, shape) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What is found, and in float64: every output, and last the gradients of pre-activations."""
+    cell = case.cell
     plans = [
-        tensor_core_plans.tensor_core_plan(schedule(cell, b), case.B, 1, False, H200, 2, 1, 4, 6, 2)
+        tensor_core_plans.tensor_core_plan(schedule(cell, b), case.B, 1, False, H200, *shape)
         for b in (False, True)
     ]
     double = grid.inputs_of(cell, tensors)
     single = grid.inputs_of(cell, {n: x.float() if x.is_floating_point() else x for n, x in tensors.items()})
     backend_case = BackendCase(cell, torch.device("cpu"), torch.float32)
+    gradients = [tensors[f"gradient{k}"] for k in range(len(cell.outputs))]
     with torch.no_grad():
         truth = plain.forward(cell, double, keep=True)
-        gradients = [tensors[f"gradient{k}"] for k in range(2)]
         delta = plain.backward(cell, gradients, truth, double).delta
     found = run.forward(backend_case, single, True, plans[0])
     single_gradients, stored = [g.float() for g in gradients], [x.float() for x in truth]
     back = run.backward(backend_case, single_gradients, stored, single._replace(A=None), plans[1]).delta
-    assert max(by_row(x, y) for x, y in zip(found, truth, strict=True)) < 2e-5
-    assert by_row(back, delta) < 2e-5
+    return [*zip(found, truth, strict=True), (back, delta)]
 
 
 # ---- the whole card, products on the tensor cores

@@ -37,11 +37,13 @@ static const char* run_together(void (*body)(), int first, int blocks, int threa
     left.push_back(f.get());
     machine.fibres.push_back(std::move(f));
   }
+  int held = -1, rounds = 0;   // now and then a warp is held back while the others go as far as they can
   while (!left.empty()) {
+    if (--rounds <= 0) held = machine.random() % 2 ? (int)(machine.random() % machine.warps.size()) : -1, rounds = machine.random() % 200;
     size_t start = machine.random() % left.size(), count = 1 + machine.random() % left.size();
     for (size_t i = 0; i < count; i++) {   // some fibres get ahead of the others
       Fibre* f = left[(start + i) % left.size()];
-      if (f->done) continue;
+      if (f->done || f->warp == held) continue;
       machine.now = f;
       swapcontext(&machine.home, &f->context);
       if (machine.error) return machine.error;

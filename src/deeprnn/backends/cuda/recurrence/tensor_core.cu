@@ -10,7 +10,7 @@
 // - FINISHERS warps add the sums of a tile (16 units x 8 batch rows) up, apply the epilogue and send the result to
 //   every block. They have few registers; the multiplying warps, which hold the weights, have theirs. A finisher has
 //   the same tile of every GAP-th task and reads what the epilogue of its next one wants while this tile is on its way.
-//   What a unit carries from step to step lies in memory that nobody else touches.
+//   What a unit carries from step to step lies in memory that no other block touches.
 // - SCALERS warps compute scales, where they change.
 // A cluster may serve several STREAMS of ROWS rows each, one after the other in every stage: a task is a stage of
 // one stream, so that one stream multiplies while another is finished and travels.
@@ -118,6 +118,9 @@ template <int S> INLINE void finish_task(const Params& p, const Thread& th, cons
 #pragma unroll
   for (int j = 0; j < N; j++) by[j] = steady_scales<S>(th, task<S>(th, j), q, step);
   barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
+  if (SLOTS > 0 && !OWN_STREAMS)
+#pragma unroll
+    for (int j = 0; j < N; j++) read_late<S>(p, th, task<S>(th, j), q, step, x + 4 * j * beside(S));
   float out[N][4 * stores(S)];
 #pragma unroll
   for (int j = 0; j < N; j++) {

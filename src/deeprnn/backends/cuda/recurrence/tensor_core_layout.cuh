@@ -37,6 +37,9 @@ constexpr bool SHARED_OUT = STREAMS == 1 && !THROUGH_L2 && SLOTS == 0;
 // a stream's sums must know that those before them came; tasks are multiplied in order: GAP is at most STREAMS.
 constexpr int AT_ONCE = SHARED_OUT || most_work() > FINISHERS ? FINISHERS : most_work();
 constexpr int GAP = FINISHERS / AT_ONCE < STREAMS ? FINISHERS / AT_ONCE : STREAMS;
+// Whether every stream stays with its finishers, so that what its units carry may be read a visit ahead. Else another
+// warp writes it, and only with the next step's sums is it known to be there.
+constexpr bool OWN_STREAMS = STREAMS % GAP == 0;
 CONST int per_warp(int s) { return up(work(s), AT_ONCE); }         // tiles that a finisher has, at most
 CONST int full(int s) { return SHARED_OUT ? work(s) / FINISHERS : per_warp(s); }
 CONST int rest(int s) { return SHARED_OUT ? work(s) % FINISHERS : 0; }

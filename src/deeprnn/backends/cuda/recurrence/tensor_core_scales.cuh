@@ -25,8 +25,8 @@ template <int S> INLINE void scale_stage(const Params& p, const Thread& th, int 
       float seen = seen_of(th, q, nt) * back;
       if (MIXED) store_shared(in_mosts(th, before(S), q, from, n), seen);
       float most = next.constant + times(next.late, seen) + times(next.growth, own.constant + times(own.growth, seen));
-      if (within_reach<N>() && !(N == 0 && anew)) most = fmaxf(most, least_after(scale));
       float reach = most * scale;   // the scale that is there serves where it can
+      if (within_reach<N>() && !(N == 0 && anew)) most = fmaxf(most, least_after(scale));
       if (!(reach >= 32.0f && reach < 32768 >> margin())) scale = scale_by(most);
       set_scale<N>(th, q, then, n, own_scale, bounded(N) ? STEADY : scale);
       __syncwarp();

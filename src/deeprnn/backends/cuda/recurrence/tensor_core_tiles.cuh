@@ -33,6 +33,11 @@ INLINE Place place_at(const Params& p, const Thread& th, int q, int step) { retu
 template <int S> INLINE float* local_of(const Params& p, const Place& w, int k, int n, int e) {
   return p.local[k] + (w.member * p.batch + w.b) * size(S) + (n * size(S) + e);
 }
+template <int S> INLINE void read_carried(const Params& p, const Place& w, int n, int unit, float* to) {
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+    if (slot_size(k) == size(S)) to[loads(S) + k] = *(const volatile float*)local_of<S>(p, w, k, n, unit);
+}
 template <int S> INLINE void read(const Params& p, const Thread& th, const Task& it, int q, int step, float* x) {
   int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th), rows = rows_of(th, q);
 #pragma unroll
@@ -48,10 +53,17 @@ template <int S> INLINE void read(const Params& p, const Thread& th, const Task&
     int unit = inside<S>(e + within(i)) ? e + within(i) : size(S) - 1;
     epilogue_load<S>(p, w, near, unit, to);
     if (i % 2 == 0) epilogue_touch<S>(p, next, near, unit);
-#pragma unroll
-    for (int k = 0; k < SLOTS; k++)
-      if (slot_size(k) == size(S)) to[loads(S) + k] = *local_of<S>(p, w, k, near, unit);
+    if (OWN_STREAMS) read_carried<S>(p, w, near, unit, to);
   }
+}
+// The same for what the units carry alone, where it could not be read before the sums were there: see OWN_STREAMS.
+template <int S> INLINE void read_late(const Params& p, const Thread& th, const Task& it, int q, int step, float* x) {
+  int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th), rows = rows_of(th, q);
+  if (!it.real || rows <= 0) return;
+  Place w = place_at(p, th, q, step);
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    read_carried<S>(p, w, min(n, rows - 1), inside<S>(e + within(i)) ? e + within(i) : size(S) - 1, x + i * beside(S));
 }
 // Leave the warp's sums in shared memory for the finishers.
 template <int S> INLINE void leave_sums(const Thread& th, const Sums<S>& acc, int q) {
