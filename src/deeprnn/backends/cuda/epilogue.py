@@ -44,6 +44,16 @@ class StageCode:
     locals: tuple[tuple[int, Expression], ...]
     """local values that the stage sets"""
 
+    @property
+    def roots(self) -> list[Expression]:
+        """Everything the stage computes."""
+        return [*self.sent, *(e for *_, e in self.stored), *(e for _, e in self.locals)]
+
+    @property
+    def locals_read(self) -> set[int]:
+        """Local values that something is computed from."""
+        return {node.value[0] for node in in_order(self.roots) if node.op in ("carried", "local")}  # type: ignore[index]
+
 
 @dataclass(frozen=True, eq=False)
 class Code:
@@ -62,9 +72,7 @@ class Code:
     @property
     def functions(self) -> str:
         """Device functions that the code calls."""
-        roots = [e for stage in self.stages for e in (*stage.sent, *(x for *_, x in stage.stored))]
-        roots += [e for stage in self.stages for _, e in stage.locals]
-        return device_functions(roots)
+        return device_functions([e for stage in self.stages for e in stage.roots])
 
 
 @lru_cache(maxsize=1024)
@@ -249,7 +257,11 @@ def header(code: Code) -> str:
         "delayed": [int(m.delayed) for m in schedule.matrices],
         "slot_size": code.slots or (0,),
         "slot_state": [-1 if i is None else i for i in code.initial] or (-1,),
-        "final_slot": [-1 if i is None else i for i in code.finals] or (-1,),
+    }
+    slots = range(len(code.slots))
+    marks = {
+        "reads_local": [int(k in stage.locals_read) for stage in code.stages for k in slots],
+        "sets_local": [int(k in dict(stage.locals)) for stage in code.stages for k in slots],
     }
     constants = {
         "DEPTH": len(stages),
@@ -270,6 +282,11 @@ def header(code: Code) -> str:
     text += [
         f"CONST int {name}(int i) {{ constexpr int list[] = {{{', '.join(map(str, values))}}}; return list[i]; }}"
         for name, values in lists.items()
+    ]
+    text += [
+        f"CONST bool {name}(int s, int k) {{ constexpr bool list[] = {{{', '.join(map(str, values or (0,)))}}}; "
+        "return list[s * SLOTS + k]; }"
+        for name, values in marks.items()
     ]
     text += ['#include "params.cuh"', code.functions]
     text += [_load_text(code), _touch_text(code), _epilogue_text(code), _store_text(code)]
@@ -352,8 +369,7 @@ def _epilogue_text(code: Code) -> str:
                 return f"(fresh ? 0.0f : local[{index[0]}])"
             return f"local[{index[0]}]"
 
-        roots = [*stage.sent, *(e for *_, e in stage.stored), *(e for _, e in stage.locals)]
-        lines, names = statements(roots, value)
+        lines, names = statements(stage.roots, value)
         ends = [f"send[{k}] = {name};" for k, name in enumerate(names[: len(stage.sent)])]
         rest = names[len(stage.sent) :]
         ends += [f"out[{k}] = {name};" for k, name in enumerate(rest[: len(stage.stored)])]

@@ -46,6 +46,7 @@ CONST int weight_offset(int j) {
 constexpr int NREG = reg_offset(MATRICES) > 0 ? reg_offset(MATRICES) : 1;
 constexpr int NLOAD = load_offset(DEPTH) > 0 ? load_offset(DEPTH) : 1;
 constexpr int NLOCAL = SLOTS > 0 ? local_offset(SLOTS) : 1;
+#include "locals.cuh"
 
 #if BF16
 typedef u32 Word;
@@ -241,7 +242,7 @@ template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (
 #pragma unroll
   for (int o = 0; o < owned(S); o++) {
     Owned it = owned_by<S>(th, o);
-    float* to = x + load_offset(S) + o * loads(S);
+    float* to = x + fixed<load_offset(S)> + o * loads(S);
 #pragma unroll
     for (int i = 0; i < loads(S); i++) to[i] = 0.0f;
     if (it.mine && it.unit < count && it.n < th.rows) epilogue_load<S>(p, w, it.n, first + it.unit, to);
@@ -303,7 +304,7 @@ INLINE void stage(const Params& p, const Thread& th, const Word (&reg)[NREG], fl
   int first, count;
   slice(size(S), th.rank, first, count);
   if (idle<S>(th)) return;
-  if (HAS_RESET && S > 0 && has_delayed(S)) drop<S>(acc, resets);   // so far only what comes from the step before
+  if (HAS_RESET && S > 0 && fixed<has_delayed(S)>) drop<S>(acc, resets);   // so far only what comes from the step before
   early<S, false>(th, reg, acc, step);
   critical<S>(th, reg, acc, step);
   if (HAS_RESET && S == 0) drop<S>(acc, resets);
@@ -316,22 +317,18 @@ INLINE void stage(const Params& p, const Thread& th, const Word (&reg)[NREG], fl
   for (int o = 0; o < owned(S); o++) {
     Owned it = owned_by<S>(th, o);
     float own[LOCALS], send_[sent(S)], out[stores(S)];
-#pragma unroll
-    for (int k = 0; k < SLOTS; k++)
-      if (slot_size(k) == size(S)) own[k] = local[local_offset(k) + o];
-    epilogue<S>(v + o * gates(S), x + load_offset(S) + o * loads(S), (resets >> it.n) & 1, own, send_, out);
-#pragma unroll
-    for (int k = 0; k < SLOTS; k++)
-      if (slot_size(k) == size(S)) local[local_offset(k) + o] = own[k];
+    take_locals<S>(own, local, o);
+    epilogue<S>(v + o * gates(S), x + fixed<load_offset(S)> + o * loads(S), (resets >> it.n) & 1, own, send_, out);
+    keep_locals<S>(own, local, o);
     bool real = it.mine && it.unit < count;
     // Rows beyond the batch are sent too (as zeros), so that every exchange has the same size.
     if (real && (BACKWARD || S < DEPTH - 1 || !last)) {
-      u32 at = vector_offset(S) + (step & 1) * (4 * ROWS * padded(S)) + (it.n * padded(S) + first + it.unit) * 4;
+      u32 at = fixed<vector_offset(S)> + (step & 1) * (4 * ROWS * padded(S)) + (it.n * padded(S) + first + it.unit) * 4;
       u32 bar = (S * 2 + (step & 1)) * 8;
 #pragma unroll
       for (int d = 0; d < peers(S); d++)
         if (d * copies(S) + th.klane % copies(S) < CLUSTER) {
-          u32 remote = th.remote[peer_offset(S) + d];
+          u32 remote = th.remote[fixed<peer_offset(S)> + d];
 #pragma unroll
           for (int k = 0; k < sent(S); k++) send(remote + at + k * (size(S) * 4), it.n < th.rows ? send_[k] : 0.0f, remote + bar);
         }
@@ -362,7 +359,7 @@ template <int S> INLINE void address_peers(Thread& th) {
     if (S == 0 || copies(S) != copies(0)) {
 #pragma unroll
       for (int d = 0; d < peers(S); d++)
-        th.remote[peer_offset(S) + d] = map_rank(th.base, min(d * copies(S) + th.klane % copies(S), CLUSTER - 1));
+        th.remote[fixed<peer_offset(S)> + d] = map_rank(th.base, min(d * copies(S) + th.klane % copies(S), CLUSTER - 1));
     }
     address_peers<S + 1>(th);
   }
@@ -375,7 +372,7 @@ template <int S> INLINE void set_up(const Params& p, const Thread& th) {
       int k = i % padded(S), n = i / padded(S) % ROWS, copy = i / padded(S) / ROWS;
       if (!BACKWARD && p.initial_vector[S] && copy == 1 && k < size(S) && n < th.rows)   // step -1 has parity 1
         x = p.initial_vector[S][th.member * p.initial_vector_member[S] + (i64)(th.row0 + n) * size(S) + k];
-      store_shared(th.base + vector_offset(S) + i * 4, x);
+      store_shared(th.base + fixed<vector_offset(S)> + i * 4, x);
     }
     if (threadIdx.x == 0)
       for (int i = 0; i < 2; i++) {
@@ -398,7 +395,7 @@ template <int K> INLINE void set_up_locals(const Params& p, const Thread& th, fl
       if constexpr (!BACKWARD && STATE >= 0)
         if (it.mine && it.unit < count && it.n < th.rows)
           value = p.initial[STATE][th.member * p.initial_member[STATE] + (i64)(th.row0 + it.n) * size(S) + first + it.unit];
-      local[local_offset(K) + o] = value;
+      local[fixed<local_offset(K)> + o] = value;
     }
     set_up_locals<K + 1>(p, th, local);
   }
@@ -444,7 +441,7 @@ template <int K> INLINE void finish_locals(const Params& p, const Thread& th, co
       Owned it = owned_by<S>(th, o);
       if (p.initial_local[K] && it.mine && it.unit < count && it.n < th.rows && th.klane % copies(S) == 0)
         p.initial_local[K][(th.member * p.batch + th.row0 + it.n) * size(S) + first + it.unit] =
-            (resets >> it.n) & 1 ? 0.0f : local[local_offset(K) + o];
+            (resets >> it.n) & 1 ? 0.0f : local[fixed<local_offset(K)> + o];
     }
     finish_locals<K + 1>(p, th, local, resets);
   }

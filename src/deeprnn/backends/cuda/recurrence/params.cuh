@@ -1,6 +1,9 @@
 // The parameter block that launch.py fills, and where a batch row lies. Included by the generated cell.cuh, whose lists
 // come before it.
 #pragma once
+// A number that the compiler has worked out: a function that adds up over stages becomes a loop in ordinary code, and its
+// lists go to memory.
+template <auto N> constexpr auto fixed = N;
 CONST int up(int a, int b) { return (a + b - 1) / b; }
 CONST int before(int s) { return s == 0 ? DEPTH - 1 : s - 1; }
 CONST int length(int s) { return size(s) * sent(s); }   // numbers in the vector of stage s: all first ones, all second ones, ...

@@ -45,7 +45,7 @@ template <int S> INLINE void multiply(const Thread& th, const u32 (&reg)[NREG], 
     zero(acc);
     early<S, true>(th, reg, acc, q, step);
     resets >>= 2 * NTILES * q;
-    if (HAS_RESET && S > 0 && has_delayed(S)) drop<S>(acc, resets);
+    if (HAS_RESET && S > 0 && fixed<has_delayed(S)>) drop<S>(acc, resets);
     if constexpr (!HALVES) early<S, false>(th, reg, acc, q, step);
     critical<S>(th, reg, acc, q, step);
     if (HAS_RESET && S == 0) drop<S>(acc, resets);

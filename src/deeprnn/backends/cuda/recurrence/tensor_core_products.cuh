@@ -15,7 +15,7 @@ struct Thread {
 INLINE int rows_of(const Thread& th, int q) { return min(ROWS, th.left - q * ROWS); }
 INLINE int sent_of(const Thread& th, int q) { return max(rows_of(th, q), 1); }
 template <int S> INLINE u32 vector_of(const Thread& th, int q, int step) {
-  return th.base + vector_offset(S) + (q * copies(S) + (copies(S) == 2 ? step & 1 : 0)) * vector_bytes(S);
+  return th.base + fixed<vector_offset(S)> + (q * copies(S) + (copies(S) == 2 ? step & 1 : 0)) * fixed<vector_bytes(S)>;
 }
 template <int S> struct Sums { float d[rows(S)][NTILES][KINDS][4]; };   // of unit tile m, gate g: m * gates + g
 
@@ -148,7 +148,7 @@ template <int J> INLINE void fragment(const Params& p, const Thread& th, Walk& w
 }
 template <int J> INLINE u32 weight_at(const Thread& th, int i, int m, int part) {
   int n = sharers(J, i);
-  return th.base + weight_offset(J) + round_offset(J, i) + (((m * PARTS + part) * MGROUPS + th.mg) * n + th.kg) * 512 + th.lane * 16;
+  return th.base + fixed<weight_offset(J)> + round_offset(J, i) + (((m * PARTS + part) * MGROUPS + th.mg) * n + th.kg) * 512 + th.lane * 16;
 }
 template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u32 (&reg)[NREG]) {
   if constexpr (J < MATRICES) {
@@ -188,7 +188,7 @@ template <int J, int S> INLINE void load_weights(const Thread& th, const u32 (&r
   for (int q = 0; q < PARTS; q++) {
     if (i < kept(J)) {
 #pragma unroll
-      for (int w = 0; w < 4; w++) a[q][w] = reg[reg_offset(J) + ((i * rows(S) + m) * PARTS + q) * 4 + w];
+      for (int w = 0; w < 4; w++) a[q][w] = reg[fixed<reg_offset(J)> + ((i * rows(S) + m) * PARTS + q) * 4 + w];
     } else {
       load_words(a[q], weight_at<J>(th, i, m, q));
     }

@@ -36,7 +36,7 @@ template <int S> INLINE float* local_of(const Params& p, const Place& w, int k, 
 template <int S> INLINE void read_carried(const Params& p, const Place& w, int n, int unit, float* to) {
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
-    if (slot_size(k) == size(S)) to[loads(S) + k] = *(const volatile float*)local_of<S>(p, w, k, n, unit);
+    if (reads_local(S, k)) to[loads(S) + k] = *(const volatile float*)local_of<S>(p, w, k, n, unit);
 }
 template <int S> INLINE void read(const Params& p, const Thread& th, const Task& it, int q, int step, float* x) {
   int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th), rows = rows_of(th, q);
@@ -124,7 +124,7 @@ struct Way { u8* between; u32 to, bytes; };
 template <int S> INLINE Way way_of(const Thread& th, const Task& it, int part, int q, int step) {
   int place = (part * tiles(S) + first_tile<S>(th) + it.local) * NTILES + it.nt;
   Way w;
-  w.between = th.exchange + (exchange_offset(S) + (q * vector_tiles(S) * NTILES + place) * 512);
+  w.between = th.exchange + (fixed<exchange_offset(S)> + (q * vector_tiles(S) * NTILES + place) * 512);
   w.to = vector_of<S>(th, q, step) + place * (32 * ENTRY);
   w.bytes = it.real ? max(min(sent_of(th, q) - it.nt * 8, 8), 0) * (4 * ENTRY) : 0;
   pin(w.between, w.to, w.bytes);
@@ -256,7 +256,7 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
     if (SLOTS > 0 && here && n < rows_of(th, q))
 #pragma unroll
       for (int k = 0; k < SLOTS; k++)
-        if (slot_size(k) == size(S)) *local_of<S>(p, w, k, n, e + within(i)) = local[k];
+        if (sets_local(S, k)) *local_of<S>(p, w, k, n, e + within(i)) = local[k];
   }
   bool leaves = is_sent<S>(p, step) && n < sent_of(th, q);
 #pragma unroll

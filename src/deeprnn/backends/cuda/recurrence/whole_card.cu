@@ -57,6 +57,7 @@ CONST int quads(int s) { return up(length(s), 4); }
 CONST int slot_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += 8 * ROWS * quads(i); return n; }
 
 constexpr int NLOAD = load_offset(DEPTH) > 0 ? load_offset(DEPTH) : 1, NLOCAL = SLOTS > 0 ? local_offset(SLOTS) : 1;
+#include "locals.cuh"
 
 struct Thread {
   u32 base;                // shared-memory address
@@ -105,7 +106,7 @@ template <int J> INLINE void load_matrix(const Params& p, const Thread& th) {
 #else
     float x = fetch(row, word);
 #endif
-    store_shared(th.base + weight_offset(J) + (row * (PAD / PER) + word) * 4, x);
+    store_shared(th.base + fixed<weight_offset(J)> + (row * (PAD / PER) + word) * 4, x);
   }
 }
 template <int J> INLINE void load_matrices(const Params& p, const Thread& th) {
@@ -144,8 +145,8 @@ template <int J, int N> INLINE void product(const Thread& th, float (&acc)[N]) {
   constexpr int S = stage_of(J), Q = source_of(J), R = rows(S), PAD = padded(Q), STRIDE = stride(Q);
   constexpr int ROUNDS = rounds(Q), TAILS = tails(Q);
   constexpr int UNROLL = N <= 4 ? 8 : N <= 12 ? 2 : 1;
-  u32 w = th.base + weight_offset(J) + th.mg * (R * PAD * WEIGHT_BYTES);
-  u32 x = th.base + vector_offset(Q) + th.ng * (TILE_N * STRIDE * 4);
+  u32 w = th.base + fixed<weight_offset(J)> + th.mg * (R * PAD * WEIGHT_BYTES);
+  u32 x = th.base + fixed<vector_offset(Q)> + th.ng * (TILE_N * STRIDE * 4);
 #pragma unroll UNROLL
   for (int c = th.kg; c < ROUNDS; c += KGROUPS)
     multiply<4, R, PAD, STRIDE>(acc, w + (c * 32 + th.lane) * 4 * WEIGHT_BYTES, x + (c * 32 + th.lane) * 16);
@@ -208,13 +209,13 @@ INLINE bool here(const u32 (&w)[4], u32 flag, int count) {
 template <int Q> INLINE void receive(const Thread& th, u32 seq) {
   constexpr int QUADS = quads(Q), ALL = ROWS * QUADS, NEED = up(ALL, THREADS), BATCH = NEED < 8 ? NEED : 8;
   constexpr int TAIL = length(Q) % 4;
-  const u32* from = th.exchange + slot_offset(Q) + (seq & 1) * (ALL * 4);
+  const u32* from = th.exchange + fixed<slot_offset(Q)> + (seq & 1) * (ALL * 4);
   u32 flag = flag_of(seq);
   if constexpr (crowded(Q + 1 < DEPTH ? Q + 1 : 0)) __syncthreads();
   constexpr int SPARE = padded(Q) / 4 - QUADS;   // beyond the vector: zeros, not the rest of another
   if constexpr (shares(Q) && SPARE > 0)
     for (int i = threadIdx.x; i < ROWS * SPARE; i += THREADS)
-      store_words(th.base + vector_offset(Q) + (i / SPARE * stride(Q) + (QUADS + i % SPARE) * 4) * 4, 0, 0, 0, 0);
+      store_words(th.base + fixed<vector_offset(Q)> + (i / SPARE * stride(Q) + (QUADS + i % SPARE) * 4) * 4, 0, 0, 0, 0);
   auto valid = [&](int i) { return TAIL && i % QUADS == QUADS - 1 ? TAIL : 4; };
 #pragma unroll 1
   for (int base = 0; base < NEED; base += BATCH) {
@@ -240,7 +241,7 @@ template <int Q> INLINE void receive(const Thread& th, u32 seq) {
         for (int j = 0; j < 4; j++) {
           w[b][j] = j >= valid(at(b)) ? 0u : w[b][j] & ~1u;
         }
-        store_words(th.base + vector_offset(Q) + (n * stride(Q) + q * 4) * 4, w[b][0], w[b][1], w[b][2], w[b][3]);
+        store_words(th.base + fixed<vector_offset(Q)> + (n * stride(Q) + q * 4) * 4, w[b][0], w[b][1], w[b][2], w[b][3]);
       }
     }
   }
@@ -253,7 +254,7 @@ template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (
 #pragma unroll
   for (int o = 0; o < owned(S); o++) {
     int i = o * THREADS + (int)threadIdx.x, n = i / M, e = i % M;
-    float* to = x + load_offset(S) + o * loads(S);
+    float* to = x + fixed<load_offset(S)> + o * loads(S);
 #pragma unroll
     for (int k = 0; k < loads(S); k++) to[k] = 0.0f;
     if (n < th.rows && e < count) epilogue_load<S>(p, w, n, first + e, to);
@@ -287,7 +288,7 @@ template <int S> INLINE void ahead(const Thread& th, float (&acc)[sums(S)], int 
   for (int i = 0; i < sums(S); i++) acc[i] = 0.0f;
   if (idle<S>(th)) return;
   products<S, DELAYED>(th, acc);
-  if (HAS_RESET && S > 0 && has_delayed(S)) drop<S>(th, acc, parity);
+  if (HAS_RESET && S > 0 && fixed<has_delayed(S)>) drop<S>(th, acc, parity);
   products<S, EARLY>(th, acc);
 }
 // The block's sums of stage S, as KGROUPS parts in shared memory, from what `ahead` left and, unless it is not there
@@ -324,7 +325,7 @@ template <int S> INLINE void finish(const Params& p, const Thread& th, float (&x
   int first = th.rank * M, count = count_of<S>(th);
   i64 t = BACKWARD ? p.steps - 1 - step : step;
   Place w = place_of(p, th.member, t, th.row0);
-  u32* to = th.exchange + slot_offset(S) + (seq & 1) * (ROWS * quads(S) * 4);
+  u32* to = th.exchange + fixed<slot_offset(S)> + (seq & 1) * (ROWS * quads(S) * 4);
 #pragma unroll
   for (int o = 0; o < owned(S); o++) {
     int i = o * THREADS + (int)threadIdx.x, n = i / M, e = i % M;
@@ -332,13 +333,9 @@ template <int S> INLINE void finish(const Params& p, const Thread& th, float (&x
       float v[gates(S)], own[LOCALS], send_[sent(S)], out[stores(S)];
 #pragma unroll
       for (int g = 0; g < gates(S); g++) v[g] = total<S>(th, n, e, g);
-#pragma unroll
-      for (int k = 0; k < SLOTS; k++)
-        if (slot_size(k) == size(S)) own[k] = local[local_offset(k) + o];
-      epilogue<S>(v, x + load_offset(S) + o * loads(S), marked(th, n, step & 1), own, send_, out);
-#pragma unroll
-      for (int k = 0; k < SLOTS; k++)
-        if (slot_size(k) == size(S)) local[local_offset(k) + o] = own[k];
+      take_locals<S>(own, local, o);
+      epilogue<S>(v, x + fixed<load_offset(S)> + o * loads(S), marked(th, n, step & 1), own, send_, out);
+      keep_locals<S>(own, local, o);
       e += first;
       // Rows beyond the batch are sent too, so that every place is written in every step.
 #pragma unroll
@@ -383,7 +380,7 @@ template <int S> INLINE void set_up_vectors(const Params& p, const Thread& th) {
     if (!BACKWARD && p.initial_vector[S])
       for (int i = threadIdx.x; i < th.rows * size(S); i += THREADS) {
         int k = i % size(S), n = i / size(S);
-        store_shared(th.base + vector_offset(S) + (n * stride(S) + k) * 4,
+        store_shared(th.base + fixed<vector_offset(S)> + (n * stride(S) + k) * 4,
                      p.initial_vector[S][th.member * p.initial_vector_member[S] + (i64)(th.row0 + n) * size(S) + k]);
       }
     set_up_vectors<S + 1>(p, th);
@@ -406,7 +403,7 @@ template <int K> INLINE void set_up_locals(const Params& p, const Thread& th, fl
       if constexpr (!BACKWARD && STATE >= 0)
         if (n < th.rows && e < count_of<S>(th))
           value = p.initial[STATE][th.member * p.initial_member[STATE] + (i64)(th.row0 + n) * size(S) + th.rank * M + e];
-      local[local_offset(K) + o] = value;
+      local[fixed<local_offset(K)> + o] = value;
     }
     set_up_locals<K + 1>(p, th, local);
   }
@@ -444,7 +441,7 @@ template <int K> INLINE void finish_locals(const Params& p, const Thread& th, co
       int i = o * THREADS + (int)threadIdx.x, n = i / M, e = i % M;
       if (p.initial_local[K] && n < th.rows && e < count_of<S>(th))
         p.initial_local[K][(th.member * p.batch + th.row0 + n) * size(S) + th.rank * M + e] =
-            marked(th, n, (int)p.steps & 1) ? 0.0f : local[local_offset(K) + o];
+            marked(th, n, (int)p.steps & 1) ? 0.0f : local[fixed<local_offset(K)> + o];
     }
     finish_locals<K + 1>(p, th, local);
   }

@@ -40,6 +40,7 @@ CONST int widest_copied() {
   return n;
 }
 constexpr int NLOCAL = SLOTS > 0 ? local_offset(SLOTS) : 1;
+#include "locals.cuh"
 constexpr int VECTORS_OF_BUFFER = CHUNK * TILES * TILE_BYTES, BUFFER = VECTORS_OF_BUFFER + CHUNK * widest_copied() * 512;
 
 // Shared memory, in bytes: barriers, the ring, sums, scales of the weights' rows, weights.
@@ -94,7 +95,9 @@ INLINE u32* counter(const Thread& th) { return (u32*)th.team; }
 INLINE void wait_for(const Thread& th, u32 epoch) {
   while ((int)(counted(counter(th)) - epoch * TEAM) < 0) relax();
 }
-INLINE u8* vector_at(const Thread& th, int s, i64 step) { return th.team + vector_offset(s) + (step & 1) * vector_bytes(s); }
+template <int S> INLINE u8* vector_at(const Thread& th, i64 step) {
+  return th.team + fixed<vector_offset(S)> + (step & 1) * fixed<vector_bytes(S)>;
+}
 
 // ---- weights
 
@@ -133,7 +136,7 @@ template <int S> INLINE void scale_rows(const Params& p, const Thread& th) {
         u32 other = __shfl_xor_sync(0xffffffffu, most, m);
         most = other > most ? other : most;
       }
-      if (th.lane == 0) store_shared(th.base + scale_offset(S) + r * 4, scale_of(most));
+      if (th.lane == 0) store_shared(th.base + fixed<scale_offset(S)> + r * 4, scale_of(most));
     }
     scale_rows<S + 1>(p, th);
   }
@@ -146,15 +149,15 @@ template <int J> INLINE void split_weights(const Params& p, const Thread& th) {
       int group = n / (2 * G), gate = n / 2 % G, u = n % 2 * 8 + lane / 4, k = lane % 4 * 2;
       int unit = (th.rank * own(S) + group) * 16 + u;
       float scale[1];
-      load_shared<1>(scale, th.base + scale_offset(S) + ((group * G + gate) * 16 + u) * 4);
+      load_shared<1>(scale, th.base + fixed<scale_offset(S)> + ((group * G + gate) * 16 + u) * 4);
       auto part = [&](int at) { return scale[0] * weight<J>(p, th, unit, gate, tile, at); };
       u32 high[2], low[2];
       two_parts(part(k), part(k + 1), high[0], low[0]);
       two_parts(part(k + 8), part(k + 9), high[1], low[1]);
       if constexpr (resident(J)) {
-        store_words(th.base + weight_offset(J) + i * 16, high[0], high[1], low[0], low[1]);
+        store_words(th.base + fixed<weight_offset(J)> + i * 16, high[0], high[1], low[0], low[1]);
       } else {   // blocks of other teams write the same there
-        u8* to = th.spill + spill_offset(J) + (i64)th.rank * weight_bytes(J) + (i64)i * 16;
+        u8* to = th.spill + fixed<spill_offset(J)> + (i64)th.rank * weight_bytes(J) + (i64)i * 16;
         u32 parts[4] = {high[0], high[1], low[0], low[1]};
 #pragma unroll
         for (int part = 0; part < 4; part++) ((u32*)to)[part] = parts[part];
@@ -185,8 +188,8 @@ struct Copier {   // by one thread
   template <int J> METHOD void operator()() {
     constexpr int Q = source_of(J), TILE = TILES * TILE_BYTES, CHUNKS = up(inner(Q), CHUNK);
     constexpr int WEIGHTS = resident(J) ? 0 : columns(stage_of(J)) * 512;   // of an inner tile
-    const u8* vector = vector_at(th, Q, delayed(J) ? step - 1 : step);
-    const u8* weights = th.spill + spill_offset(J) + (i64)th.rank * weight_bytes(J);
+    const u8* vector = vector_at<Q>(th, delayed(J) ? step - 1 : step);
+    const u8* weights = th.spill + fixed<spill_offset(J)> + (i64)th.rank * weight_bytes(J);
     auto count = [&](int chunk) { return min(CHUNK, inner(Q) - chunk * CHUNK); };
     auto place = [&](int chunk) { return th.base + RING + (th.turn + chunk) % BUFFERS * BUFFER; };
     auto begin = [&](int chunk) {   // once the buffer is empty; weights wait for nothing
@@ -223,7 +226,7 @@ template <int S> struct Multiplier {   // by eight warps
       u32 buffer = th.turn % BUFFERS;
       int count = min(CHUNK, inner(Q) - first);
       u32 vectors = th.base + RING + buffer * BUFFER;
-      u32 weights = th.lane * 16 + (resident(J) ? th.base + weight_offset(J) + first * N * 512 : vectors + VECTORS_OF_BUFFER);
+      u32 weights = th.lane * 16 + (resident(J) ? th.base + fixed<weight_offset(J)> + first * N * 512 : vectors + VECTORS_OF_BUFFER);
       barrier_wait(full(th, buffer), th.turn / BUFFERS & 1);
 #pragma unroll UNROLL
       for (int i = th.wk; i < count; i += KWARPS) {
@@ -279,7 +282,7 @@ template <int S, bool ONLY_DELAYED = false> INLINE void multiply(const Params& p
   for (int m = 0; m < MINE; m++) {
 #pragma unroll
     for (int h = 0; h < 2; h++)
-      dropped[m][h] = has_delayed(S) && mark_at(p, th, mark, (th.wm * MINE + m) * 16 + h * 8 + th.lane / 4);
+      dropped[m][h] = fixed<has_delayed(S)> && mark_at(p, th, mark, (th.wm * MINE + m) * 16 + h * 8 + th.lane / 4);
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -314,7 +317,7 @@ template <int S> INLINE float sum_of(const Thread& th, const Task& task, int gat
     load_shared<1>(part, at + k * (TILES * N * 512));
     total += part[0];
   }
-  load_shared<1>(part, th.base + scale_offset(S) + ((task.group * G + gate) * 16 + u) * 4);
+  load_shared<1>(part, th.base + fixed<scale_offset(S)> + ((task.group * G + gate) * 16 + u) * 4);
   return total * inverse(part[0]);
 }
 
@@ -331,7 +334,7 @@ template <int S> INLINE void send_units(const Thread& th, const Task& task, int 
   if (u % 2 || group >= groups(S)) return;
   u32 high, low;
   two_parts(mine, neighbour, high, low);
-  u32* tile = (u32*)(vector_at(th, S, step) + (i64)((part * groups(S) + group) * TILES + task.tile) * TILE_BYTES);
+  u32* tile = (u32*)(vector_at<S>(th, step) + (i64)((part * groups(S) + group) * TILES + task.tile) * TILE_BYTES);
   int word = lane_of(r, u) * 4 + r / 8 * 2 + u / 8;
   tile[word] = high;
   tile[128 + word] = low;
@@ -374,13 +377,9 @@ INLINE void finish(const Params& p, const Thread& th, const float* x, float (&lo
     float sum[gates(S)], mine[LOCALS], send[sent(S)], now[stores(S)], *out = late(S) ? kept + o * stores(S) : now;
 #pragma unroll
     for (int g = 0; g < gates(S); g++) sum[g] = sum_of<S>(th, task, g);
-#pragma unroll
-    for (int k = 0; k < SLOTS; k++)
-      if (slot_size(k) == size(S)) mine[k] = local[local_offset(k) + o];
+    take_locals<S>(mine, local, o);
     epilogue<S>(sum, x + o * loads(S), fresh, mine, send, out);
-#pragma unroll
-    for (int k = 0; k < SLOTS; k++)
-      if (slot_size(k) == size(S)) local[local_offset(k) + o] = mine[k];
+    keep_locals<S>(mine, local, o);
 #pragma unroll
     for (int k = 0; k < sent(S); k++) send_units<S>(th, task, k, valid ? send[k] : 0.0f, step);
     if (!late(S) && valid) epilogue_store<S>(p, w, task.row, task.unit, out);
@@ -434,7 +433,7 @@ template <int K> INLINE void set_up_locals(const Params& p, const Thread& th, fl
       if constexpr (!BACKWARD && STATE >= 0)
         if (real<S>(th, task))
           value = p.initial[STATE][th.member * p.initial_member[STATE] + (i64)(th.row0 + task.row) * size(S) + task.unit];
-      local[local_offset(K) + o] = value;
+      local[fixed<local_offset(K)> + o] = value;
     }
     set_up_locals<K + 1>(p, th, local);
   }
@@ -447,7 +446,7 @@ template <int K> INLINE void finish_locals(const Params& p, const Thread& th, co
       Task task = task_of<S>(th, o);
       if (p.initial_local[K] && real<S>(th, task))
         p.initial_local[K][(th.member * p.batch + th.row0 + task.row) * size(S) + task.unit] =
-            mark_at(p, th, 0, task.row) ? 0.0f : local[local_offset(K) + o];
+            mark_at(p, th, 0, task.row) ? 0.0f : local[fixed<local_offset(K)> + o];
     }
     finish_locals<K + 1>(p, th, local);
   }

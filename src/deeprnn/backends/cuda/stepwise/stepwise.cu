@@ -23,13 +23,13 @@ extern "C" __global__ void __launch_bounds__(128) epilogue_step(const __grid_con
   epilogue_load<S>(p, w, 0, e, x);
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
-    if (slot_size(k) == N) local[k] = p.local[k][row * N + e];
+    if (reads_local(S, k)) local[k] = p.local[k][row * N + e];
   // Backward what comes from the step that follows is dropped where a sequence starts there.
   bool fresh = HAS_RESET && (!BACKWARD || step.t + 1 < p.steps) && p.reset[w.mark + (BACKWARD ? p.batch : 0)];
   epilogue<S>(sum, x, fresh, local, send, out);
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
-    if (slot_size(k) == N) p.local[k][row * N + e] = local[k];
+    if (sets_local(S, k)) p.local[k][row * N + e] = local[k];
   epilogue_store<S>(p, w, 0, e, out);
   bool ends = HAS_RESET && (BACKWARD || step.t + 1 < p.steps) && p.reset[w.mark + (BACKWARD ? 0 : p.batch)];
 #pragma unroll
