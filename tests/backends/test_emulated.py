@@ -212,10 +212,13 @@ BOUNDED = grid.transition((40, 40), ("sigmoid", "tanh"))
 UNBOUNDED = grid.transition((40, 40), ("relu", "identity"))
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["row-scales", "tile-scales"])
 @pytest.mark.parametrize("cell", [BOUNDED, UNBOUNDED], ids=["bounded", "unbounded"])
 @pytest.mark.parametrize("change", RANGES, ids=lambda f: f.__name__)
-def test_numbers_of_any_size_keep_their_precision(cell, change):
+def test_numbers_of_any_size_keep_their_precision(cell, change, known, monkeypatch):
     """Although the kernel multiplies in fp16 parts."""
+    if not known:
+        monkeypatch.setattr(tensor_core_plans, "known_ranges", lambda schedule: None)
     case = Case("range", cell, 5, 6, reset=True)
     tensors = grid.draw(case, grid.fresh_seed())
     if change is not grown_before_a_start and change not in RANGES[-2:]:
@@ -225,8 +228,11 @@ def test_numbers_of_any_size_keep_their_precision(cell, change):
         assert by_row(found, truth) < 2e-5
 
 
-def test_gradients_that_shrink_in_every_layer_keep_their_precision_in_each():
+@pytest.mark.parametrize("known", [True, False], ids=["row-scales", "tile-scales"])
+def test_gradients_that_shrink_in_every_layer_keep_their_precision_in_each(known, monkeypatch):
     """Further in all than one scale reaches."""
+    if not known:
+        monkeypatch.setattr(tensor_core_plans, "known_ranges", lambda schedule: None)
     cell = grid.transition((17,) * 10, ("sigmoid",) * 10, "last")
     case = Case("shrinking", cell, 3, 4)
     tensors = grid.draw(case, grid.fresh_seed())

@@ -203,23 +203,9 @@ INLINE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   }
   pass(w.gate, 32);  // so that nobody's operands are replaced while they are read
 }
-INLINE u32 tf32_of(float x) { u32 b = __float_as_uint(x); return (b & 0x7f800000u) == 0x7f800000u ? b : (b + 0x1000u) & 0xffffe000u; }
-// mma.m16n8k8 in tf32: bits beyond those of tf32 are cut off.
-INLINE void multiply_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  Warp& w = my_warp();
-  int side = w.gate.turn & 1, lane = machine.now->lane;
-  u32 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  memcpy(w.words[side][lane], mine, 24);
-  pass(w.gate, 32);
-  auto cut = [](u32 x) { return (double)__uint_as_float(x & 0xffffe000u); };
-  for (int i = 0; i < 4; i++) {
-    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    double sum = d[i];
-    for (int k = 0; k < 8; k++)
-      sum += cut(w.words[side][row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) * cut(w.words[side][column * 4 + k % 4][4 + k / 4]);
-    d[i] = (float)sum;
-  }
-  pass(w.gate, 32);
+INLINE void multiply_first(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  for (int i = 0; i < 4; i++) d[i] = 0.0f;
+  multiply_add(d, a, b0, b1);
 }
 
 // Words that blocks exchange through global memory (whole_card.cu). A store is seen by others some time later, and

@@ -23,7 +23,7 @@ from deeprnn.backends.cuda.epilogue import Options
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
 from deeprnn.backends.cuda.gemm.weight_sums import aligned
 from deeprnn.backends.cuda.recurrence import run
-from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan
+from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan, scanned_stages
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
 from deeprnn.backends.cuda.side_stream import SideStream
 from deeprnn.backends.cuda.time_chunks import Chunks, time_chunks
@@ -88,7 +88,7 @@ def _scan_ahead(case: Case, x: Tensor, inputs: Inputs, keep: bool) -> MaxAbsScan
     inputs = run.dense(inputs)
     ready = run.prepared(case, inputs, x, Options(inputs.reset is not None, keep), False)
     plan = ready.plan
-    if not isinstance(plan, TensorCorePlan) or plan.ranges is None or not all(plan.ranges.bounded):
+    if not isinstance(plan, TensorCorePlan) or any(scanned_stages(plan, ready.schedule, ())):
         return None
     return run.forward_scan(ready, run.rounded(inputs, case, ready), x)
 

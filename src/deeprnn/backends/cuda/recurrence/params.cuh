@@ -43,7 +43,7 @@ struct Params {
   i64 items, share;        // whole_card.cu alone: row groups of all members; how many of them a team serves
   float* local[LOCALS];    // tensor_core.cu: the units' local values, (members, B, size) each
   const float* after;      // tensor_core.cu, backward: delta of the step that follows this chunk of the sequence (B,DELTA_WIDTH), or null
-  // tensor_core.cu in HALVES, from max_abs_scan.cu: the largest sum of magnitudes of eight rows of each matrix
+  // tensor_core.cu, from max_abs_scan.cu: the largest sum of magnitudes of eight rows of each matrix
   // (MATRICES, pieces), and the largest magnitude of each row of `entry` or `gradient` (T,B,DEPTH stages).
   const float *most_weights, *most_input;
 };

@@ -156,7 +156,7 @@ def prepared(
 
 def forward_scan(ready: Prepared, inputs: Inputs, like: Tensor) -> MaxAbsScan | None:
     """Prepare, but do not start, the scan for the largest magnitudes that `forward` needs."""
-    if not isinstance(ready.plan, TensorCorePlan) or ready.plan.ranges is None:
+    if not isinstance(ready.plan, TensorCorePlan):
         return None
     stages = scanned_stages(ready.plan, ready.schedule, ())
     return _scan(ready, inputs, [inputs.A if s else None for s in stages], stages, like)
@@ -165,7 +165,7 @@ def forward_scan(ready: Prepared, inputs: Inputs, like: Tensor) -> MaxAbsScan | 
 def _backward_scan(
     ready: Prepared, inputs: Inputs, given: Sequence[Tensor | None], like: Tensor
 ) -> MaxAbsScan | None:
-    if not isinstance(ready.plan, TensorCorePlan) or ready.plan.ranges is None:
+    if not isinstance(ready.plan, TensorCorePlan):
         return None
     stages = scanned_stages(ready.plan, ready.schedule, [g is not None for g in given])
     outputs = {o.stage: g for o, g in zip(ready.schedule.cell.outputs, given, strict=True)}

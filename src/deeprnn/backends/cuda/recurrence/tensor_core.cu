@@ -1,9 +1,9 @@
 // One cell unrolled over time on the tensor cores, for batches: the same ring of stages as cluster.cu, products by mma.sync.
 //
-// fp32 numbers are multiplied as two parts of 11 bits and more each, and a product is three: high·high, high·low and
-// low·high, summed in fp32. The parts are fp16, scaled by powers of two (HALVES: how a vector is scaled is said at `Range`
-// in tensor_core_products.cuh), or tf32, which has fp32's range and half the speed. With BF16 the weights have only their
-// high part, the state keeps both. Vectors are cut into tiles of 16 units, dealt to the blocks of the cluster. A block has
+// fp32 numbers are multiplied as two fp16 parts of 11 bits each, scaled by powers of two, and a product is three: high·high,
+// high·low and low·high, summed in fp32. Where ranges are known a batch row of a vector has one scale (how it is found is
+// said at `Range` in tensor_core_products.cuh), else every tile of it has its own (TILE_SCALES). With BF16 the weights have
+// only their high part, the state keeps both. Vectors are cut into tiles of 16 units, dealt to the blocks of the cluster. A block has
 // several kinds of warps:
 // - MGROUPS x KGROUPS warps multiply: a warp owns unit tiles mg, mg + MGROUPS, ... with all their gates and multiplies the
 //   inner tiles kg, kg + KGROUPS, ...; it leaves its sums in shared memory and goes on to the next task.
@@ -22,7 +22,7 @@
 // blocks, and an arrival of each finisher that had a tile of it: so whoever has a vector knows that the sums it was made
 // of have been read, and one place for sums a stream suffices.
 //
-// Macros: MAT_REGS CLUSTER MGROUPS KGROUPS FINISHERS FINISHER_REGS NTILES ROWS STREAMS THROUGH_L2 HALVES BY_FIRST_STATE
+// Macros: MAT_REGS CLUSTER MGROUPS KGROUPS FINISHERS FINISHER_REGS NTILES ROWS STREAMS THROUGH_L2 TILE_SCALES BY_FIRST_STATE
 //         BOUNDED SLOPES SCANNED BF16; the rest is in the generated cell.cuh.
 #include "common.cuh"
 #include "cell.cuh"
@@ -46,7 +46,7 @@ template <int S> INLINE void multiply(const Thread& th, const u32 (&reg)[NREG], 
     early<S, true>(th, reg, acc, q, step);
     resets >>= 2 * NTILES * q;
     if (HAS_RESET && S > 0 && fixed<has_delayed(S)>) drop<S>(acc, resets);
-    if constexpr (!HALVES) early<S, false>(th, reg, acc, q, step);
+    if constexpr (TILE_SCALES) early<S, false>(th, reg, acc, q, step);
     critical<S>(th, reg, acc, q, step);
     if (HAS_RESET && S == 0) drop<S>(acc, resets);
     leave_sums<S>(th, acc, q);
@@ -178,8 +178,8 @@ INLINE void finish_initial(const Params& p, const Thread& th, int q) {
     int n = it.nt * 8 + column_of(th), e = (first_tile<0>(th) + it.local) * 16 + even_row(th);
     float v[4];
     total<0>(th, it, q, 0, v);
-    float back = 1.0f, scale = 1.0f;
-    if (HALVES) back = inverse(factor<0>(th)), scale = inverse(scale_of<DEPTH - 1>(th, q, (int)p.steps - 1, n));
+    float back = inverse(factor<0>(th)), scale = 1.0f;
+    if (!TILE_SCALES) scale = inverse(scale_of<DEPTH - 1>(th, q, (int)p.steps - 1, n));
 #pragma unroll
     for (int i = 0; i < 4; i++)
       if (it.part == 0 && n < rows_of(th, q) && inside<0>(e + within(i)))
@@ -223,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid
   th.left = (int)p.batch - th.row0;
   th.number = warp - WARPS;
   th.exchange = (u8*)p.exchange + cluster * exchange_offset(DEPTH);
-  if (HALVES) {
+  if (!TILE_SCALES) {
     clear_initial_maxima(th);
     __syncthreads();
     if (!BACKWARD || p.after) scan_initial<0>(p, th, warp);

@@ -2,11 +2,11 @@
 #pragma once
 CONST int kept(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }   // inner rounds held in registers
 
-// Two formats of the numbers that are multiplied. HALVES: two fp16 parts, scaled by powers of two; for stages whose ranges
-// are known. Else TF32: fp32 numbers, cut into two tf32 parts as they are multiplied.
+// Numbers are multiplied as two fp16 parts, scaled by powers of two. A vector has one scale for each batch row where its
+// range is known beforehand; else (TILE_SCALES) one for each tile of a batch row, 16 units, found from their numbers.
 CONST bool bounded(int s) { constexpr int list[] = {BOUNDED}; return !BACKWARD && list[s] != 0; }   // outputs within ±1
 CONST bool all_bounded() { for (int s = 0; s < DEPTH; s++) if (!bounded(s)) return false; return true; }
-constexpr bool SCALED = HALVES && !all_bounded();   // whether vectors need scales that change
+constexpr bool SCALED = !TILE_SCALES && !all_bounded();   // whether batch rows need scales that change
 constexpr bool MIXED = MATRICES > DEPTH;            // whether a stage multiplies vectors of different scales
 constexpr int SCALERS = SCALED ? 4 : 0;             // warps that compute them, each for some streams
 constexpr int WARPS = MGROUPS * KGROUPS, THREADS = 32 * (WARPS + FINISHERS + SCALERS);
@@ -16,8 +16,10 @@ constexpr int EACH = 65536 / THREADS / 8 * 8, SCALER_REGS = 32;
 constexpr int OTHERS = FINISHER_REGS * (FINISHERS / 4) + SCALER_REGS * (SCALERS / 4);
 constexpr int MOST_REGS = (EACH * (THREADS / 128) - OTHERS) / up(WARPS, 4) / 8 * 8, MULTIPLIER_REGS = MOST_REGS < 248 ? MOST_REGS : 248;
 static_assert(FINISHERS % 4 == 0, "a whole warpgroup");
-constexpr int PARTS = HALVES && BF16 ? 1 : 2;                      // words of a weight: of an fp16 pair, or of two fp32 numbers
+constexpr int PARTS = BF16 ? 1 : 2;                                // of a weight
 constexpr int ENTRY = 16;                                          // bytes of a lane in a tile of a vector
+constexpr int HEAD = TILE_SCALES ? 32 : 0;                         // what undoes the scales of a tile's batch rows, before it
+constexpr int TILE_BYTES = HEAD + 32 * ENTRY;
 constexpr int TAIL = ROWS - 8 * (NTILES - 1);                      // batch rows of the last tile
 CONST int tiles(int s) { return up(size(s), 16); }                 // of units; a vector has as many for each number a unit
 CONST int vector_tiles(int s) { return tiles(s) * sent(s); }
@@ -28,7 +30,7 @@ CONST int mine(int s) { return up(most(s), MGROUPS); }             // unit tiles
 CONST int rows(int s) { return mine(s) * gates(s); }               // tiles of sums of a warp
 CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = rows(s) > n ? rows(s) : n; return n; }
 CONST int most_gates() { int n = 0; for (int s = 0; s < DEPTH; s++) n = gates(s) > n ? gates(s) : n; return n; }
-constexpr int KINDS = NTILES > 2 || most_gates() > 1 ? 1 : 3;      // sums kept apart, so that few tiles still overlap
+constexpr int KINDS = TILE_SCALES || NTILES > 2 || most_gates() > 1 ? 1 : 3;      // sums kept apart, so that few tiles still overlap
 CONST int work(int s) { return most(s) * NTILES; }                 // tiles that a block finishes in a task
 CONST int most_work() { int n = 0; for (int s = 0; s < DEPTH; s++) n = work(s) > n ? work(s) : n; return n; }
 // One stream, stores by every lane: tiles of the last round are finished by several warps, each for some blocks.
@@ -52,14 +54,14 @@ CONST int copies(int s) {
     if (source_of(j) == s && !is_critical(j)) return 2;
   return DEPTH == 1 ? 2 : 1;
 }
-CONST int vector_bytes(int s) { return vector_tiles(s) * NTILES * 32 * ENTRY; }
+CONST int vector_bytes(int s) { return vector_tiles(s) * NTILES * TILE_BYTES; }
 // Tables after the barriers: of each stage the weights' scale, of each matrix how much larger than its source a sum can
 // become; of each vector and batch row what undoes its source's scale and its own scale (of up to four steps), and its
 // largest number (of two); and what the multiplying warps saw of the vector that a stream is at.
-constexpr int COLUMNS = NTILES * 8, EACH_TABLE = HALVES ? STREAMS * DEPTH * COLUMNS * 4 : 0;
-constexpr int FACTORS = up((16 * DEPTH + 8) * STREAMS, 128) * 128, SCALES = FACTORS + (HALVES ? up(DEPTH + MATRICES, 4) * 16 : 0);
+constexpr int COLUMNS = NTILES * 8, EACH_TABLE = TILE_SCALES ? 0 : STREAMS * DEPTH * COLUMNS * 4;
+constexpr int FACTORS = up((16 * DEPTH + 8) * STREAMS, 128) * 128, SCALES = FACTORS + up(DEPTH + MATRICES, 4) * 16;
 constexpr int MOSTS = SCALES + 8 * EACH_TABLE, SEEN = MOSTS + 2 * EACH_TABLE;
-constexpr int TABLES_END = SEEN + (HALVES ? STREAMS * NTILES * KGROUPS * 128 : 0);
+constexpr int TABLES_END = SEEN + (TILE_SCALES ? 0 : STREAMS * NTILES * KGROUPS * 128);
 CONST int vector_offset(int s) {
   int n = up(TABLES_END, 128) * 128;
   for (int i = 0; i < s; i++) n += STREAMS * copies(i) * vector_bytes(i);
@@ -69,7 +71,7 @@ constexpr int PARTIAL = vector_offset(DEPTH), PARTIAL_BYTES = widest() * WARPS *
 // Finished tiles on their way out: one place for each tile that a finisher has in a task.
 CONST int leaving_tiles(int s) { return per_warp(s) * sent(s); }
 CONST int most_leaving() { int n = 0; for (int s = 0; s < DEPTH; s++) n = leaving_tiles(s) > n ? leaving_tiles(s) : n; return n; }
-constexpr int LEAVING = PARTIAL + STREAMS * PARTIAL_BYTES, LEAVING_BYTES = THROUGH_L2 ? FINISHERS * most_leaving() * 512 : 0;
+constexpr int LEAVING = PARTIAL + STREAMS * PARTIAL_BYTES, LEAVING_BYTES = THROUGH_L2 ? FINISHERS * most_leaving() * TILE_BYTES : 0;
 // The cluster's part of the exchange buffer: a place for each tile of each vector and stream.
 CONST int exchange_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += STREAMS * vector_bytes(i); return n; }
 // Weights that registers cannot hold, round by round; in the last one perhaps only some warps have a tile.

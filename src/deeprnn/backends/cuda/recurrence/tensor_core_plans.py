@@ -23,11 +23,8 @@ MOST_SCANS = 40  # matrices and stages that max_abs_scan.cu goes through in one 
 SPARE = (32, 24)  # registers of a multiplying thread that hold no weights or sums, without and with scalers
 SCALERS, SCALER_REGISTERS = 4, 32  # the warps that compute scales where they change
 SCALED_COST = 1.12  # of a kernel whose scales change, beside one whose scales do not
-TF32_COST, TF32_NARROW_COST = (
-    1.7,
-    3.0,
-)  # of tf32 parts, cut as they are multiplied, beside the model's instructions
-NARROW_COST = 1.1  # of such a kernel, or one in bf16, with few warps side by side over the inner dimension
+TILE_SCALES_COST = 1.2  # of a kernel that scales by tiles, beside one whose scales do not change
+NARROW_COST = 1.1  # of either, or one in bf16, with few warps side by side over the inner dimension
 
 
 class Sending(NamedTuple):
@@ -55,7 +52,7 @@ class Ranges(NamedTuple):
 
 @lru_cache(maxsize=512)
 def known_ranges(schedule: Schedule) -> Ranges | None:
-    """For stages whose numbers two scaled fp16 parts can hold; None for others.
+    """For stages whose batch rows two fp16 parts with one scale can hold; None for others.
 
     These are units φ(a) with slopes of at most 1 in either direction, and forward all cells whose states cannot grow.
     """
@@ -110,7 +107,7 @@ class TensorCorePlan(KernelPlan):
     words: int = 0
     """of 4 bytes in global memory that a cluster exchanges through"""
     ranges: Ranges | None = None
-    """None: numbers are multiplied as tf32 parts, else as scaled fp16 parts"""
+    """None: numbers may be of any size, and every 16 of a batch row have a scale of their own"""
     depth: int = 1
     """stages"""
     backward: bool = False
@@ -136,7 +133,7 @@ class TensorCorePlan(KernelPlan):
             "CLUSTER": self.cluster, "MGROUPS": self.mgroups, "KGROUPS": self.kgroups, "ROWS": rows,
             "STREAMS": self.streams, "NTILES": up(rows, 8), "FINISHERS": self.finishers,
             "FINISHER_REGS": self.finisher_registers, "THROUGH_L2": int(self.through_l2),
-            "HALVES": int(self.ranges is not None), "BY_FIRST_STATE": int(ranges.by_first_state),
+            "TILE_SCALES": int(self.ranges is None), "BY_FIRST_STATE": int(ranges.by_first_state),
             "BOUNDED": listed(ranges.bounded[order]),
             "SLOPES": ",".join(f"{x:.6g}f" if "." in f"{x:.6g}" else f"{x:.6g}.0f" for x in ranges.slopes[order]),
             "BF16": int(self.bf16), "MAT_REGS": listed(self.kept),
@@ -144,8 +141,7 @@ class TensorCorePlan(KernelPlan):
 
     def describe(self) -> str:
         """One line for a person."""
-        parts = "tf32" if self.ranges is None else "fp16"
-        how = "bf16" if self.bf16 else f"three {parts} products"
+        how = "bf16" if self.bf16 else "three fp16 products"
         return (
             f"cluster of {self.cluster} x {self.threads} threads, {self._rows()} each on the tensor cores in {how}, "
             f"{self.shared // 1024} KiB shared memory a block"
@@ -204,11 +200,11 @@ def tensor_core_plan(
     kept, rounds = _in_registers(
         schedule, ranges, bf16, sums, vector_tiles, ntiles, warps, kgroups, finishers, own, scalers
     )
-    words_of_weight = 1 if bf16 and ranges is not None else 2
+    words_of_weight = 1 if bf16 else 2
     shared = _tables(schedule, ranges, streams, ntiles, kgroups)
     for s, n in enumerate(vector_tiles):
         again = any(m.source == s and not c for m, c in zip(matrices, schedule.critical, strict=True))
-        shared += streams * (2 if depth == 1 or again else 1) * n * ntiles * 512
+        shared += streams * (2 if depth == 1 or again else 1) * n * ntiles * tile_bytes(ranges)
     for j, n in enumerate(rounds):
         if kept[j] < n:  # in the last round perhaps not every warp has a tile
             inner = (n - 1 - kept[j]) * kgroups + vector_tiles[matrices[j].source] - (n - 1) * kgroups
@@ -217,25 +213,28 @@ def tensor_core_plan(
     if through_l2:
         own_tiles = [_tiles_of_a_finisher(n, cluster, ntiles, finishers, max(tiles)) for n in tiles]
         leaving = max(n * stage.sent for n, stage in zip(own_tiles, stages, strict=True))
-        shared += finishers * leaving * 512  # tiles on their way
+        shared += finishers * leaving * tile_bytes(ranges)  # on their way
     if shared > device.shared_limit:
         return None
     cost = _cycles(
         schedule, ranges, cluster, mgroups, kgroups, finishers, rows // streams, streams, through_l2, kept
     )
-    cost *= SCALED_COST if scalers else 1.0
-    if kgroups < 4 and (bf16 or scalers):
+    cost *= SCALED_COST if scalers else TILE_SCALES_COST if ranges is None else 1.0
+    if kgroups < 4 and (bf16 or scalers or ranges is None):
         cost *= NARROW_COST
-    if ranges is None:
-        cost *= TF32_COST if kgroups >= 4 else TF32_NARROW_COST
     # Weights in shared memory are in the way of everything else there.
     cost *= 1 + (0.25 if streams > 1 else 0.1) * (1 - sum(kept) / sum(rounds))
     cost *= waves(batch, members, rows, cluster, device)
-    words = streams * sum(vector_tiles) * ntiles * 128 if through_l2 else 0
+    words = streams * sum(vector_tiles) * ntiles * tile_bytes(ranges) // 4 if through_l2 else 0
     return TensorCorePlan(
         cluster, threads, rows, shared, bf16, cost, mgroups, kgroups, streams, through_l2, finishers, own,
         tuple(kept), words, ranges, depth, schedule.backward,
     )  # fmt: skip
+
+
+def tile_bytes(ranges: Ranges | None) -> int:
+    """Of 16 units of 8 batch rows: two fp16 parts, and where no range is known a scale for each row."""
+    return 512 + (32 if ranges is None else 0)
 
 
 def _tiles_of_a_finisher(tiles: int, cluster: int, ntiles: int, finishers: int, most_tiles: int) -> int:
@@ -275,13 +274,12 @@ def _in_registers(
     """For each matrix the rounds whose weights registers can hold, and all its rounds."""
     matrices = schedule.matrices
     rounds = [up(vector_tiles[m.source], kgroups) for m in matrices]
-    apart = ntiles <= 2 and max(stage.gates for stage in schedule.stages) == 1  # sums of each kind of product
+    # Sums of each kind of product, or of the tiles under way, beside those of all.
+    apart = ranges is not None and ntiles <= 2 and max(stage.gates for stage in schedule.stages) == 1
     held = max(sums) * ntiles * (12 if apart else 4)
-    spare = (
-        SPARE[bool(scalers)] if ranges is not None else 56
-    )  # numbers are cut into parts as they are multiplied
+    spare = SPARE[bool(scalers)] if ranges is not None else 56
     budget = _multiplier_registers(warps, finishers, own, scalers) - spare - max(held, 24)
-    words = (1 if bf16 and ranges is not None else 2) * 4
+    words = (1 if bf16 else 2) * 4
     kept = [0] * len(rounds)
     whole = [
         vector_tiles[m.source] // kgroups for m in matrices
@@ -299,8 +297,8 @@ def _tables(schedule: Schedule, ranges: Ranges | None, streams: int, ntiles: int
     """Bytes of barriers and of tables of scales."""
     depth = len(schedule.stages)
     shared = up((16 * depth + 8) * streams, 128) * 128
+    shared += up(depth + len(schedule.matrices), 4) * 16
     if ranges is not None:
-        shared += up(depth + len(schedule.matrices), 4) * 16
         shared += streams * ntiles * (8 * depth * 10 * 4 + kgroups * 128)
     return up(shared, 128) * 128
 
@@ -319,7 +317,6 @@ def _cycles(
     three it is shows gradually, hence the fourth powers.
     """
     ntiles, chain, multiplying, finishing = up(rows, 8), 0.0, 0.0, 0.0
-    products = 3 if ranges is not None else 6  # instructions a tile of the inner dimension
     dealt = [up(up(stage.size, 16), cluster) for stage in schedule.stages]  # unit tiles of the busiest block
     at_once = min(finishers, max(dealt) * ntiles)
     used = at_once * min(streams, finishers // at_once)  # finishers that have something to do
@@ -330,7 +327,7 @@ def _cycles(
                 source = schedule.stages[matrix.source]
                 inner = up(source.size, 16) * source.sent
                 apart = max(0, inner - kept[j] * kgroups)
-                work[schedule.critical[j]] += own * (8.94 * inner * ntiles * products / 4 + 4.75 * apart * 2)
+                work[schedule.critical[j]] += own * (8.94 * inner * ntiles * 3 / 4 + 4.75 * apart * 2)
         received = up(stage.size, 16) * stage.sent * rows * 64
         away = 304 + 0.031 * received if through_l2 else 0.0702 * received
         away += 44.4 * kgroups + 9.1 * (finishers - 4)

@@ -29,7 +29,7 @@ template <int S> INLINE int tile_count(const Thread& th) {
 }
 template <int S> INLINE bool idle(const Thread& th) { return th.mg >= tile_count<S>(th); }
 
-// Range, of numbers in HALVES. fp16 ends at 2^16 and tells numbers below 2^-14 apart by 2^-24 only, so that a number of two parts has 22 bits of
+// Range of batch rows with one scale. fp16 ends at 2^16 and tells numbers below 2^-14 apart by 2^-24 only, so that a number of two parts has 22 bits of
 // mantissa while its vector's largest lies between, say, 2^-2 and 2^15. Weights are scaled by the largest sum of a row.
 // Outputs of bounded units need no more than a constant. Gradients and unbounded outputs can be anything: each batch row
 // of a vector has a scale of its own, by a bound that every block computes alike: how large the vectors were that it
@@ -38,7 +38,6 @@ template <int S> INLINE bool idle(const Thread& th) { return th.mg >= tile_count
 // else compute it a stage ahead, so that the last product counts with a bound too. Together such bounds are some 2^10 too
 // large, and there is room for it.
 template <int S> INLINE float factor(const Thread& th) {
-  if (!HALVES) return 1.0f;
   float x[1];
   load_shared<1>(x, th.base + FACTORS + 4 * S);
   return x[0];
@@ -51,7 +50,7 @@ CONST int margin() {
   while (1 << n < most) n++;
   return SCALED && ADDED ? n : 0;
 }
-constexpr float STEADY = HALVES ? (float)(16384 >> margin()) : 1.0f;   // the scale of outputs of bounded units
+constexpr float STEADY = (float)(16384 >> margin());   // the scale of outputs of bounded units
 template <int S> INLINE u32 in_scales(const Thread& th, int q, int step, int n) {
   return th.base + SCALES + (((q * DEPTH + S) * 4 + (step & 3)) * COLUMNS + n) * 8;
 }
@@ -60,7 +59,7 @@ INLINE u32 in_mosts(const Thread& th, int s, int q, int step, int n) {
 }
 // The scale of batch row n of vector S. Before the first step it depends on what is given.
 template <int S> INLINE float scale_of(const Thread& th, int q, int step, int n) {
-  if (!HALVES || (!SCALED && !BY_FIRST_STATE && step >= 0)) return STEADY;
+  if (!SCALED && !BY_FIRST_STATE && step >= 0) return STEADY;
   if (BY_FIRST_STATE) step = -1;   // one scale a row, for good
   float x[1];
   load_shared<1>(x, in_scales<S>(th, q, step, n) + 4);
@@ -74,7 +73,7 @@ template <int S> INLINE void set_scale(const Thread& th, int q, int step, int n,
 // Of the two batch rows of tile n that a lane of a multiplying warp has sums of.
 template <int S> INLINE void load_pair(const Thread& th, float (&x)[2], int q, int step, int n) {
   x[0] = x[1] = STEADY;
-  if (!HALVES || (!SCALED && !BY_FIRST_STATE && step >= 0)) return;
+  if (!SCALED && !BY_FIRST_STATE && step >= 0) return;
   if (BY_FIRST_STATE) step = -1;
   float w[4];
   load_shared<4>(w, in_scales<S>(th, q, step, n * 8 + th.lane % 4 * 2));
@@ -113,8 +112,8 @@ template <int J> INLINE Walk walk(const Params& p, const Thread& th, int m, int 
   enter_part<J>(p, th, w, gate);
   return w;
 }
-// The next 16 x 16 tile as the lane's registers: two fp16 parts of four words, or eight numbers in the order in which two
-// products of eight inner elements each want them. The order of inner elements is that of a vector's tile.
+// The next 16 x 16 tile as the lane's registers: two fp16 parts of four words. The order of inner elements is that of a
+// vector's tile.
 template <int J> INLINE void fragment(const Params& p, const Thread& th, Walk& w, int gate, u32 (&out)[PARTS][4]) {
   constexpr int S = stage_of(J), Q = source_of(J);
   constexpr bool WHOLE = size(S) % 16 == 0 && size(Q) % 16 == 0;
@@ -125,15 +124,8 @@ template <int J> INLINE void fragment(const Params& p, const Thread& th, Walk& w
     bool here = real && (WHOLE || w.row + i % 2 * 8 < size(S));
     float x = here && (WHOLE || column + i / 2 * 8 < size(Q)) ? *w.at[2 * i] : 0.0f;
     float y = here && (WHOLE || column + i / 2 * 8 + 1 < size(Q)) ? *w.at[2 * i + 1] : 0.0f;
-    if constexpr (!HALVES) {
-      if (BF16) x = bf16_low(bf16_bits(x)), y = bf16_low(bf16_bits(y));
-      out[i / 2][i % 2] = __float_as_uint(x);
-      out[i / 2][2 + i % 2] = __float_as_uint(y);
-    } else if constexpr (PARTS == 2) {
-      two_parts(x * w.scale, y * w.scale, out[0][i], out[PARTS - 1][i]);
-    } else {
-      out[0][i] = halves(bf16_low(bf16_bits(x)) * w.scale, bf16_low(bf16_bits(y)) * w.scale);
-    }
+    if constexpr (PARTS == 2) two_parts(x * w.scale, y * w.scale, out[0][i], out[PARTS - 1][i]);
+    else out[0][i] = halves(bf16_low(bf16_bits(x)) * w.scale, bf16_low(bf16_bits(y)) * w.scale);
     w.at[2 * i] += w.ahead;
     w.at[2 * i + 1] += w.ahead;
   }
@@ -178,11 +170,6 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u3
   }
 }
 
-// A number as two tf32 parts; what the second has beyond tf32's bits is cut off by the product.
-INLINE void tf32_parts(u32 x, u32& high, u32& low) {
-  high = tf32_of(__uint_as_float(x));
-  low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
-}
 template <int J, int S> INLINE void load_weights(const Thread& th, const u32 (&reg)[NREG], int i, int m, u32 (&a)[PARTS][4]) {
 #pragma unroll
   for (int q = 0; q < PARTS; q++) {
@@ -194,43 +181,68 @@ template <int J, int S> INLINE void load_weights(const Thread& th, const u32 (&r
     }
   }
 }
-// The products of one inner tile in tf32: a few tiles of sums at a time, so that those which wait for each other are apart
-// and parts need few registers.
-template <int J, int S> INLINE void multiply_tile_tf32(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int i, u32 vec, u32 tail) {
-  constexpr int M = rows(S), GROUP = M < 4 ? M : 4;
-  u32 b_high[NTILES][4], b_low[NTILES][4];
+// The products of TURNS inner tiles, from round i on, with a scale for each: sums of a tile of their own go to the others in
+// fp32. A few sums at a time, one part after the other, so that those which wait for each other are apart.
+template <int J, int S, int TURNS>
+INLINE void multiply_tiles(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int i, u32 vec, u32 tail, u32 scales) {
+  constexpr int M = rows(S), GROUP = up(4, M * TURNS) < NTILES ? up(4, M * TURNS) : NTILES;
+  u32 a[TURNS][M][PARTS][4];
 #pragma unroll
-  for (int n = 0; n < NTILES; n++) {
-    u32 b[4];
-    load_words(b, (n == NTILES - 1 ? tail : vec) + n * (32 * ENTRY));
+  for (int t = 0; t < TURNS; t++)
 #pragma unroll
-    for (int w = 0; w < 4; w++) tf32_parts(b[w], b_high[n][w], b_low[n][w]);
-  }
+    for (int m = 0; m < M; m++) load_weights<J, S>(th, reg, i + t, m, a[t][m]);
 #pragma unroll
-  for (int first = 0; first < M; first += GROUP) {
-    u32 a[GROUP][PARTS][4];
+  for (int first = 0; first < NTILES; first += GROUP) {
+    u32 b[TURNS][GROUP][4];
+    float back[TURNS][GROUP][2], sum[TURNS][M][GROUP][4];
 #pragma unroll
-    for (int m = 0; m < GROUP; m++)
-      if (first + m < M) load_weights<J, S>(th, reg, i, first + m, a[m]);
+    for (int t = 0; t < TURNS; t++)
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      u32 high[GROUP][4], low[GROUP][4];
+      for (int n = 0; n < GROUP; n++) {
+        int at = (t * KGROUPS * NTILES + first + n) * TILE_BYTES;
+        if (first + n >= NTILES) continue;
+        load_words(b[t][n], (first + n == NTILES - 1 ? tail : vec) + at);
+        load_shared<2>(back[t][n], scales + at);
+      }
 #pragma unroll
-      for (int m = 0; m < GROUP; m++)
+    for (int part = PARTS - 1; part >= -1; part--)   // low parts of weights; those of the vector; neither
 #pragma unroll
-        for (int w = 0; w < 4; w++) tf32_parts(a[m][half][w], high[m][w], low[m][w]);
+      for (int t = 0; t < TURNS; t++)
 #pragma unroll
-      for (int kind = BF16 ? 1 : 0; kind < 3; kind++)
+        for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int m = 0; m < GROUP; m++)
+          for (int n = 0; n < GROUP; n++) {
+            u32(&w)[4] = a[t][m][part > 0 ? part : 0];
+            u32(&x)[4] = b[t][n];
+            if (first + n >= NTILES) continue;
+            if (part == PARTS - 1) multiply_first(sum[t][m][n], w, x[part == 0 ? 2 : 0], x[part == 0 ? 3 : 1]);
+            else multiply_add(sum[t][m][n], w, x[part == 0 ? 2 : 0], x[part == 0 ? 3 : 1]);
+          }
 #pragma unroll
-          for (int n = 0; n < NTILES; n++)
-            if (first + m < M) {
-              float(&d)[4] = acc.d[first + m][n][kind == 0 ? KINDS - 1 : kind == 1 ? KINDS / 2 : 0];
-              u32(&x)[4] = kind == 1 ? b_low[n] : b_high[n];
-              multiply_tf32(d, kind == 0 ? low[m] : high[m], x[2 * half], x[2 * half + 1]);
+    for (int t = 0; t < TURNS; t++)
+#pragma unroll
+      for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < GROUP; n++)
+#pragma unroll
+          for (int c = 0; c < 4; c++)
+            if (first + n < NTILES) {
+              float& total = acc.d[m][first + n][0][c];
+              total = fmaf(sum[t][m][n][c], back[t][n][c % 2], total);
             }
-    }
+  }
+}
+// All rounds of a matrix so, as many at once as leave enough sums apart.
+template <int J, int S, int I = 0>
+INLINE void multiply_rounds(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, u32 vec, u32 tail, u32 scales) {
+  constexpr int Q = source_of(J), ALL = rounds(J), WANTED = up(4, rows(S) * NTILES);
+  constexpr bool EVEN = ALL * KGROUPS == vector_tiles(Q);
+  constexpr int LEFT = (EVEN ? ALL : ALL - 1) - I, TURNS = LEFT < 1 ? 1 : LEFT < WANTED ? LEFT : WANTED;
+  if constexpr (I < ALL) {
+    constexpr int AT = I * KGROUPS * NTILES * TILE_BYTES;
+    if (LEFT > 0 || I * KGROUPS + th.kg < vector_tiles(Q))
+      multiply_tiles<J, S, TURNS>(th, reg, acc, I, vec + AT, tail + AT, scales + AT);
+    multiply_rounds<J, S, I + TURNS>(th, reg, acc, vec, tail, scales);
   }
 }
 
@@ -240,23 +252,24 @@ template <int J, int S> INLINE void multiply_tile_tf32(const Thread& th, const u
 template <int J, bool LOOK, int S>
 INLINE void product(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step, u32 (&seen)[NTILES]) {
   constexpr int Q = source_of(J), M = rows(S), ALL = rounds(J);
-  u32 vec = vector_of<Q>(th, q, step) + th.lane * ENTRY;
+  u32 vec = vector_of<Q>(th, q, step) + HEAD + th.lane * ENTRY;
   u32 tail = vec - max(th.lane / 4 - (TAIL - 1), 0) * (4 * ENTRY);   // the same for the last tile
+  if constexpr (TILE_SCALES) {
+    u32 mine = th.kg * NTILES * TILE_BYTES;
+    multiply_rounds<J, S>(th, reg, acc, vec + mine, tail + mine, vec - HEAD - th.lane * ENTRY + th.lane % 4 * 8 + mine);
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < ALL; i++) {
     int k = i * KGROUPS + th.kg;
     if (i < ALL - 1 || ALL * KGROUPS == vector_tiles(Q) || k < vector_tiles(Q)) {
-      if constexpr (!HALVES) {
-        multiply_tile_tf32<J, S>(th, reg, acc, i, vec + k * NTILES * (32 * ENTRY), tail + k * NTILES * (32 * ENTRY));
-        continue;
-      }
       u32 a[M][PARTS][4];
 #pragma unroll
       for (int m = 0; m < M; m++) load_weights<J, S>(th, reg, i, m, a[m]);
 #pragma unroll
       for (int n = 0; n < NTILES; n++) {
         u32 b[4];
-        load_words(b, (n == NTILES - 1 ? tail : vec) + (k * NTILES + n) * (32 * ENTRY));
+        load_words(b, (n == NTILES - 1 ? tail : vec) + (k * NTILES + n) * TILE_BYTES);
         if constexpr (LOOK && ADDED) seen[n] = plus_magnitudes(seen[n], b[0], b[1]);
         if constexpr (LOOK && !ADDED) seen[n] = larger(larger(seen[n], b[0]), b[1]);
 #pragma unroll
@@ -282,8 +295,10 @@ template <int Q> INLINE void await(const Thread& th, int q, int step) {
 }
 // The sums of stream q are in their place: every multiplying warp arrives.
 INLINE u32 ready_of(u32 base, int q) { return base + (STREAMS * DEPTH * 2 + q) * 8; }
-// Bytes of vector S that arrive in a step: every block of the cluster serves the same batch rows.
-template <int S> INLINE u32 arriving(const Thread& th, int q) { return vector_tiles(S) * 4 * ENTRY * sent_of(th, q); }
+// Bytes of so many batch rows of a tile, and of a vector that arrive in a step: every block of the cluster serves the same
+// batch rows. A copy through L2 takes all eight scales along.
+INLINE u32 bytes_of(int rows) { return rows * (4 * ENTRY) + (THROUGH_L2 ? up(rows, 8) * HEAD : rows * (HEAD / 8)); }
+template <int S> INLINE u32 arriving(const Thread& th, int q) { return vector_tiles(S) * bytes_of(sent_of(th, q)); }
 // By a finisher, when all warps have the vector: long before any block can send the one of two steps on.
 template <int S> INLINE void rearm(const Thread& th, int q, int step) {
   int from = S == 0 ? step - 1 : step;
@@ -323,14 +338,14 @@ template <int S, bool DELAYED, int TURN = 0> INLINE void early(const Thread& th,
   if constexpr (TURN < MATRICES) {
     constexpr int J = turn(TURN);
     if constexpr (is_early(J, S) && (bool)delayed(J) == DELAYED) {
-      static_assert(!HALVES || DELAYED, "of the step before");
-      if constexpr (HALVES && I >= 0)
+      static_assert(TILE_SCALES || DELAYED, "of the step before");
+      if constexpr (!TILE_SCALES && I >= 0)
         if (SCALED || step == 0) rescale<source_of(I), source_of(J)>(th, acc, q, step - 1, step - 1);
       u32 none[NTILES];
       product<J, false>(th, reg, acc, q, DELAYED ? step - 1 : step, none);
     }
     early<S, DELAYED, TURN + 1>(th, reg, acc, q, step);
-  } else if constexpr (HALVES && I >= 0) {   // scales are known a stage ahead: while the vector travels
+  } else if constexpr (!TILE_SCALES && I >= 0) {   // scales are known a stage ahead: while the vector travels
     if (SCALED || step == 0) rescale<source_of(I), before(S)>(th, acc, q, step - 1, S == 0 ? step - 1 : step);
   }
 }

@@ -132,9 +132,9 @@ INLINE void set_up_first_scale(const Params& p, const Thread& th) {
 }
 template <int S> INLINE void set_up(const Params& p, const Thread& th, int warp) {
   if constexpr (S < DEPTH) {
-    if (HALVES && warp == S % (THREADS / 32)) set_up_factors<S>(p, th);
+    if (warp == S % (THREADS / 32)) set_up_factors<S>(p, th);
 #pragma unroll 1
-    for (int i = threadIdx.x; HALVES && i < STREAMS * COLUMNS; i += THREADS) {
+    for (int i = threadIdx.x; !TILE_SCALES && i < STREAMS * COLUMNS; i += THREADS) {
       float most = most_initial<S>(th, i / COLUMNS, i % COLUMNS);
       set_scale<S>(th, i / COLUMNS, -1, i % COLUMNS, 1.0f, scale_by(most));
       store_shared(in_mosts(th, S, i / COLUMNS, -1, i % COLUMNS), most);
@@ -143,8 +143,11 @@ template <int S> INLINE void set_up(const Params& p, const Thread& th, int warp)
     for (int i = warp; i < initial_tiles<S>(p); i += THREADS / 32) {
       First f = first_values<S>(p, th, i);
       u32 w[4];
-      tile_words(f.y, HALVES ? scale_by(most_initial<S>(th, f.q, f.n)) : 1.0f, w);
-      store_words(vector_of<S>(th, f.q, -1) + (f.tile * 32 + th.lane) * ENTRY, w[0], w[1], w[2], w[3]);
+      float scale = TILE_SCALES ? scale_of_tile<1, 2>(f.y) : scale_by(most_initial<S>(th, f.q, f.n));
+      u32 to = vector_of<S>(th, f.q, -1) + f.tile * TILE_BYTES;
+      tile_words(f.y, scale, w);
+      store_words(to + HEAD + th.lane * ENTRY, w[0], w[1], w[2], w[3]);
+      if (TILE_SCALES && th.lane % 4 == 0) store_shared(to + th.lane / 4 * 4, inverse(scale));
     }
     if (threadIdx.x == 0) {
       if (S == 0)

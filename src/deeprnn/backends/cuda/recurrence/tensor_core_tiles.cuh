@@ -107,26 +107,29 @@ template <int S> INLINE void total(const Thread& th, const Task& it, int q, int 
 // Pass a finished tile on to every block, this one too. Either each lane stores its 16 bytes into all of them, or the tile
 // goes to L2 and from there by one copy to the whole cluster: that takes two trips, but a block's tiles leave it
 // once and not once for each other block.
-template <int S> INLINE void send_tile(const Thread& th, const Task& it, int share, int tile, const u32 (&words)[4], int q, int step) {
-  u32 at = vector_of<S>(th, q, step) + ((tile * NTILES + it.nt) * 32 + column_of(th) * 4 + th.lane / 8) * ENTRY;
+template <int S> INLINE void send_tile(const Thread& th, const Task& it, int share, int tile, const u32 (&words)[4], float back, int q, int step) {
+  u32 first = vector_of<S>(th, q, step) + (tile * NTILES + it.nt) * TILE_BYTES;
+  u32 at = first + HEAD + (column_of(th) * 4 + th.lane / 8) * ENTRY;
   u32 bar = barrier_of<S>(th.base, q, step);
   int each = up(CLUSTER, share);
 #pragma unroll
   for (int d = 0; d < CLUSTER; d++) {
     int to = it.part * each + d;
-    if (d < each && (each * share == CLUSTER || to < CLUSTER)) send4(map_rank(at, to), words, map_rank(bar, to));
+    if (d >= each || (each * share != CLUSTER && to >= CLUSTER)) continue;
+    send4(map_rank(at, to), words, map_rank(bar, to));
+    if (TILE_SCALES && th.lane / 8 == 0) send(map_rank(first + column_of(th) * 4, to), back, map_rank(bar, to));
   }
 }
-template <int S> INLINE u32 leaving(const Thread& th, int j) { return th.base + LEAVING + (th.number * most_leaving() + j) * 512; }
+template <int S> INLINE u32 leaving(const Thread& th, int j) { return th.base + LEAVING + (th.number * most_leaving() + j) * TILE_BYTES; }
 // Where a tile goes. All of it is known before the sums are, and pinned then: computed when the tile is ready, it
 // would add to the time of every stage.
 struct Way { u8* between; u32 to, bytes; };
 template <int S> INLINE Way way_of(const Thread& th, const Task& it, int part, int q, int step) {
   int place = (part * tiles(S) + first_tile<S>(th) + it.local) * NTILES + it.nt;
   Way w;
-  w.between = th.exchange + (fixed<exchange_offset(S)> + (q * vector_tiles(S) * NTILES + place) * 512);
-  w.to = vector_of<S>(th, q, step) + place * (32 * ENTRY);
-  w.bytes = it.real ? max(min(sent_of(th, q) - it.nt * 8, 8), 0) * (4 * ENTRY) : 0;
+  w.between = th.exchange + (fixed<exchange_offset(S)> + (q * vector_tiles(S) * NTILES + place) * TILE_BYTES);
+  w.to = vector_of<S>(th, q, step) + place * TILE_BYTES;
+  w.bytes = it.real ? bytes_of(max(min(sent_of(th, q) - it.nt * 8, 8), 0)) : 0;
   pin(w.between, w.to, w.bytes);
   return w;
 }
@@ -194,9 +197,9 @@ template <int S, int LATE = -1, int J = 0> INLINE Bound bound(const Thread& th, 
 // What brings sums of a tile back, and its values out of reach of fp16's ends. Scales that change are known with the sums.
 struct Scales { float weights, vector, own; };
 template <int S> INLINE Scales steady_scales(const Thread& th, const Task& it, int q, int step) {
-  if (!HALVES) return {1.0f, 1.0f, 1.0f};
   Scales s = {inverse(factor<S>(th)), 1.0f / STEADY, STEADY};
-  if (SCALED) return s;
+  if (TILE_SCALES) s.vector = s.weights;
+  if (SCALED || TILE_SCALES) return s;
   if (BY_FIRST_STATE) {
     s.own = scale_of<S>(th, q, -1, it.nt * 8 + column_of(th));
     s.vector = inverse(s.own);
@@ -207,13 +210,17 @@ template <int S> INLINE Scales steady_scales(const Thread& th, const Task& it, i
 }
 // Four values of a tile as a vector's tile has them.
 INLINE void tile_words(const float* y, float scale, u32 (&words)[4]) {
-  if constexpr (HALVES) {
-    two_parts(y[0] * scale, y[1] * scale, words[0], words[2]);
-    two_parts(y[2] * scale, y[3] * scale, words[1], words[3]);
-  } else {
+  two_parts(y[0] * scale, y[1] * scale, words[0], words[2]);
+  two_parts(y[2] * scale, y[3] * scale, words[1], words[3]);
+}
+// The scale of a batch row of a tile, from its 16 numbers: four lanes, ONE and TWO apart, have four each.
+template <int ONE, int TWO> INLINE float scale_of_tile(const float* y) {
+  u32 most = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) words[i] = __float_as_uint(y[i]);
-  }
+  for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(y[i]) & 0x7fffffffu);
+  most = max(most, __shfl_xor_sync(0xffffffffu, most, ONE));
+  most = max(most, __shfl_xor_sync(0xffffffffu, most, TWO));
+  return power(shift_of(most));
 }
 // Whether what the units of row n carry from the step before counts for nothing.
 INLINE bool is_fresh(const Params& p, const Thread& th, int q, int step, int n) {
@@ -236,9 +243,8 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
 #pragma unroll
   for (int g = 0; g < G; g++) {
     total<S>(th, it, q, g, v[g]);
-    if (HALVES)
 #pragma unroll
-      for (int i = 0; i < 4; i++) v[g][i] = (SCALED ? v[g][i] * by.weights : v[g][i]) * by.vector;
+    for (int i = 0; i < 4; i++) v[g][i] = (SCALED ? v[g][i] * by.weights : v[g][i]) * by.vector;
   }
   bool fresh = is_fresh(p, th, q, step, n);
   Place w = place_at(p, th, q, step);
@@ -262,10 +268,13 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
 #pragma unroll
   for (int k = 0; k < K; k++) {
     u32 words[4];
-    tile_words(y[k], by.own, words);   // by all lanes: the branch is around a store alone
+    float own = TILE_SCALES ? scale_of_tile<8, 16>(y[k]) : by.own, back = inverse(own);
+    tile_words(y[k], own, words);   // by all lanes: the branch is around a store alone
+    u32 at = leaving<S>(th, j * K + k);
+    if (THROUGH_L2 && TILE_SCALES && th.lane / 8 == 0) store_shared(at + column_of(th) * 4, back);   // also where no row is
     if (!leaves) continue;
-    if (THROUGH_L2) store_words(leaving<S>(th, j * K + k) + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
-    else send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, q, step);
+    if (THROUGH_L2) store_words(at + HEAD + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
+    else send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, back, q, step);
   }
 }
 // Write what the tile's units store.
