@@ -1,0 +1,463 @@
+"""Every table of speed, from results/bench into the pages, between their marks: python benchmarks/speed_tables.py
+
+Rewrites the tables of README.md and docs/speed.md and draws their pictures (`plot_growth.py`); a test fails where a
+page does not say what the results say. What was not measured, or was refused, is a dash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from benchmarks.records import Results, read  # noqa: E402
+from benchmarks.shapes import (  # noqa: E402
+    COMPILED,
+    CPU_BATCHES,
+    CPU_GOALS,
+    CPU_GROUPS,
+    CPU_GROWTH,
+    CPU_KINDS,
+    FAIR,
+    FAIR_BATCHES,
+    GPU_GROUPS,
+    GPU_GROWTH,
+    JAX,
+    LABELS,
+    LOOP,
+    OURS,
+    STEP,
+    TF32,
+    TORCH,
+    Curve,
+    Shape,
+    cells,
+    fair,
+    single,
+)
+from benchmarks.speed_goals import (  # noqa: E402
+    GRAPH,
+    PYTHON,
+    cpu_goal_list,
+    gpu_goal_list,
+    gpu_goal_rows,
+    slower_on_gpu,
+)
+
+from deeprnn.files import write_atomically  # noqa: E402
+from deeprnn.reproduction.tables import with_section  # noqa: E402
+
+BENCH = ROOT / "results" / "bench"
+EPOCH_GOALS, POPULATION_GOAL = {1: 1.5, 15: 2.2}, {15: 1.5}
+KERNELS = (  # how a plan's description begins or what it has -> the kernel in a word, as docs/kernels.md names them
+    ("stepwise", "stepwise"),
+    ("hold one model", "whole card"),
+    ("blocks multiply on the tensor cores", "whole card, tensor cores"),
+    ("on the tensor cores", "cluster, tensor cores"),
+    ("cluster", "cluster"),
+)
+
+
+def figure(value: float | None) -> str:
+    """Three digits; a dash for what was not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def gain(ours: float | None, theirs: float | None) -> str:
+    """How many times as fast ours is."""
+    if ours is None or theirs is None:
+        return "-"
+    ratio = theirs / ours
+    return f"{ratio:.1f}×" if ratio < 9.95 else f"{ratio:.0f}×"
+
+
+def against(ours: float | None, theirs: float | None) -> str:
+    """A peer's time, and how many times ours it is."""
+    return figure(theirs) if ours is None or theirs is None else f"{figure(theirs)} · {gain(ours, theirs)}"
+
+
+def bold(text: str) -> str:
+    """Ours stands out; a dash does not."""
+    return text if text == "-" else f"**{text}**"
+
+
+def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(map(str, head)) + " |", "|---" * len(head) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+
+
+def folded(summary: str, content: str) -> str:
+    """What a reader opens who wants all of it."""
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
+def sources(found: Results, shapes: Iterable[Shape], folder: str) -> str:
+    """Which files the rows of these shapes come from, with their commits."""
+    wanted = set(shapes)
+    files: Counter[tuple[str, str, str]] = Counter()
+    for (shape, _), row in found.layers.items():
+        if shape in wanted:
+            about = row["about"]
+            files[row["file"], about["commit"], _versions(about["versions"])] += 1
+    parts = [
+        f"[{name}](../results/bench/{folder}/{name}): {count} rows, commit {commit[:7]}, {versions}"
+        for (name, commit, versions), count in sorted(files.items())
+    ]
+    return "\n".join(f"- {part}" for part in parts)
+
+
+def _versions(versions: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} {version}" for name in ("torch", "jax") if (version := versions.get(name)))
+
+
+def commits(found: Results, shapes: Iterable[Shape]) -> str:
+    """The commits of the rows of ours."""
+    rows = [found.layers[shape, OURS] for shape in shapes if (shape, OURS) in found.layers]
+    return " and ".join(dict.fromkeys(row["about"]["commit"][:7] for row in rows))
+
+
+# ---- README
+
+
+def readme(gpu: Results, cpu: Results) -> str:
+    """How many times as fast as PyTorch's own layers, at a glance."""
+    return "\n\n".join([_readme_gpu(gpu), _readme_cpu(cpu)]) + "\n"
+
+
+def _readme_gpu(gpu: Results) -> str:
+    def row(label: str, shapes: Sequence[Shape], peer: str) -> list[str]:
+        us = gpu.microseconds
+        return [label, *(gain(us(s, OURS, how), us(s, peer, how)) for how in (PYTHON, GRAPH) for s in shapes)]
+
+    lines = [
+        row(f"{LABELS[kind]}, {hidden} units", [Shape(kind, hidden, B, 128) for B in FAIR_BATCHES], TORCH)
+        for kind in ("rnn", "gru", "lstm")
+        for hidden in (128, 400, 512, 1024)
+    ]
+    deep = [Shape("dts", 400, B, 200, 88, depth=2) for B in FAIR_BATCHES]
+    lines.append(row("DT(S)-RNN, 400 + 400: the same as a loop", deep, LOOP))
+    lines.append(row("DT(S)-RNN, 400 + 400: two layers of `nn.RNN`", deep, TORCH))
+    head = [
+        "one NVIDIA H200",
+        *(f"{how} B = {B}" for how in ("Python,", "graph,") for B in FAIR_BATCHES),
+    ]
+    text = (
+        "**How many times as fast as `torch.nn`'s layer** of the same name and size, forward and backward in fp32 "
+        f"(TF32 off for both), called from Python and inside a CUDA graph; commit {commits(gpu, fair())}:"
+    )
+    return f"{text}\n\n{table(head, lines)}"
+
+
+def _readme_cpu(cpu: Results) -> str:
+    def row(label: str, kind: str, hidden: int, peer: str) -> list[str]:
+        shapes = [s for s in cells() if s.kind == kind and s.hidden == hidden]
+        return [label, *(gain(cpu.microseconds(s, OURS), cpu.microseconds(s, peer)) for s in shapes)]
+
+    lines = [
+        row(f"{LABELS[kind]}, {hidden} units", kind, hidden, TORCH)
+        for kind in ("rnn", "gru", "lstm")
+        for hidden in CPU_GOALS
+    ]
+    lines.append(row("DT(S)-RNN, 400 + 400: the same as a loop", "dts", 400, LOOP))
+    lines.append(row("a step of your own, 400 units: the same as a loop", "paced", 400, LOOP))
+    head = ["CPU, two cores", *(f"B = {B}" for B in CPU_BATCHES)]
+    return f"The same on a CPU; commit {commits(cpu, cells())}:\n\n{table(head, lines)}"
+
+
+# ---- the GPU
+
+
+GRAPH_PEERS = (TORCH, TF32, LOOP, COMPILED)
+PYTHON_PEERS = (*GRAPH_PEERS, JAX)
+HEADS = {TORCH: "torch.nn", TF32: "torch.nn, TF32", LOOP: "eager loop", COMPILED: "step by torch.compile",
+         JAX: "JAX, jitted scan"}  # fmt: skip
+
+
+def gpu_width(gpu: Results, hidden: int) -> str:
+    """Every peer at one width, in a graph and from Python."""
+    shapes = sorted((s for s in fair() if s.hidden == hidden), key=lambda s: list(LABELS).index(s.kind))
+    parts = []
+    for how, label, peers in ((GRAPH, "in a CUDA graph", GRAPH_PEERS), (PYTHON, "from Python", PYTHON_PEERS)):
+        lines = [_beside(gpu, s, f"{s.label}, B = {s.batch}", how, peers) for s in shapes]
+        parts.append(table([label, "ours", *(HEADS[p] for p in peers)], lines))
+    return "\n\n".join(parts)
+
+
+def _beside(found: Results, shape: Shape, label: str, how: str, peers: Sequence[str]) -> list[str]:
+    ours = found.microseconds(shape, OURS, how)
+    return [label, bold(figure(ours)), *(against(ours, found.microseconds(shape, p, how)) for p in peers)]
+
+
+def gpu_forward(gpu: Results) -> str:
+    """Without gradients."""
+    lines = []
+    for s in sorted(fair(), key=lambda s: (s.hidden, list(LABELS).index(s.kind))):
+        graph = _beside(gpu, s, f"{s.label}, B = {s.batch}", "graph_forward", (TORCH, LOOP))
+        lines.append([*graph, *_beside(gpu, s, "", "python_forward", (TORCH,))[1:]])
+    head = ["", "ours, graph", "torch.nn, graph", "eager loop, graph", "ours, Python", "torch.nn, Python"]
+    return folded("Forward alone, without gradients", table(head, lines))
+
+
+def gpu_group(gpu: Results, name: str) -> str:
+    """Shapes of a group that no table before has, in a line each."""
+    lines = []
+    for s in GPU_GROUPS[name]():
+        if s in FAIR:
+            continue
+        graph = _beside(gpu, s, f"{s.label}, B = {s.batch}, T = {s.steps}", GRAPH, (TORCH, LOOP))
+        lines.append([*graph, *_beside(gpu, s, "", PYTHON, (TORCH,))[1:]])
+    head = ["", "ours, graph", "torch.nn, graph", "eager loop, graph", "ours, Python", "torch.nn, Python"]
+    return table(head, lines)
+
+
+def gpu_goals(gpu: Results) -> str:
+    """µs a step that were aimed at, and goals that compare."""
+    rows = table(["in a CUDA graph", "", "", "", ""], gpu_goal_rows(gpu))
+    return rows + "\n\n" + "\n".join(f"- {line}" for line in gpu_goal_list(gpu))
+
+
+def kernel_of(described: str) -> str:
+    """A plan's kernel in a word."""
+    return next(word for part, word in KERNELS if part in described)
+
+
+def kernels_of(found: Results, shape: Shape) -> str:
+    """The kernels that served a shape: one, or forward / backward."""
+    kernels = found.layers.get((shape, OURS), {}).get("kernels")
+    if kernels is None:
+        return "-"
+    return " / ".join(dict.fromkeys(kernel_of(kernels[name]) for name in ("forward", "backward")))
+
+
+AXES = {"hidden": "units", "batch": "batch", "steps": "steps", "depth": "depth"}
+
+
+def title_of(curve: Curve) -> str:
+    """What grows, and what does not."""
+    first = curve.shapes[0]
+    fixed = {"H": "hidden", "B": "batch", "T": "steps", "depth": "depth"}
+    same = [
+        f"{n} = {getattr(first, f)}"
+        for n, f in fixed.items()
+        if len({getattr(s, f) for s in curve.shapes}) == 1
+    ]
+    return ", ".join([LABELS[first.kind], *(text for text in same if text != "depth = 1")])
+
+
+def growth_tables(found: Results, curves: Sequence[Curve], how: str, kernels: bool) -> str:
+    """A table a curve: µs a step, MB of a training call, and on a GPU which kernel served."""
+    parts = []
+    for curve in curves:
+        lines, missing = [], []
+        for s in curve.shapes:
+            if not any((s, peer) in found.layers for peer in (OURS, TORCH, LOOP)):
+                missing.append(f"{getattr(s, curve.field):,}")
+                continue
+            line = _beside(found, s, f"{getattr(s, curve.field):,}", how, (TORCH, LOOP))
+            if kernels:
+                line += [_megabytes(found, s, peer) for peer in (OURS, TORCH, LOOP)] + [kernels_of(found, s)]
+            lines.append(line)
+        head = [AXES[curve.field], "ours", "torch.nn", "eager loop"]
+        head += ["MB: ours", "torch.nn", "eager loop", "kernel, or forward / backward"] if kernels else []
+        without = f"\n\nNot measured yet: {AXES[curve.field]} {', '.join(missing)}." if missing else ""
+        parts.append(f"**{title_of(curve)}**\n\n{table(head, lines)}{without}")
+    return "\n\n".join(parts)
+
+
+def _megabytes(found: Results, shape: Shape, peer: str) -> str:
+    return figure(found.layers.get((shape, peer), {}).get("peak_mb"))
+
+
+def memory(found: Results, shapes: Iterable[Shape]) -> str:
+    """What a training call takes beside the eager loop's, over all shapes."""
+    both = [
+        [found.layers.get((s, peer), {}).get("peak_mb") for peer in (OURS, LOOP)]
+        for s in dict.fromkeys(shapes)
+    ]
+    ratios = sorted(ours / loop for ours, loop in both if ours and loop)
+    above = sum(ratio > 1 for ratio in ratios)
+    return (
+        f"Of {len(ratios)} shapes ours takes more than the eager loop at {above}: {ratios[len(ratios) // 2]:.1f} times "
+        f"as much in the middle of all, {ratios[0]:.1f} times at best, {ratios[-1]:.1f} at worst."
+    )
+
+
+def failures(found: Results, groups: Iterable[Callable[[], Iterable[Shape]]]) -> str:
+    """What was refused, or could not be done."""
+    shapes = dict.fromkeys(s for group in groups for s in group())
+    lines = [
+        f"- {s.label}, B = {s.batch}, T = {s.steps}, {peer}, commit {commit[:7]}: {why}"
+        for s, peer, why, commit in found.failures(shapes)
+    ]
+    return "\n".join(lines) or "None."
+
+
+# ---- training
+
+
+def population(training: Results) -> str:
+    """A whole population beside one of its members."""
+    us = {row["members"]: row["train_us"] for row in training.part("population") if "train_us" in row}
+    ratios = []
+    for members, value in us.items():
+        ratio, goal = value / us[1] if 1 in us else None, POPULATION_GOAL.get(members)
+        ending = "" if goal is None or ratio is None else f" of {goal:g}" + ": missed" * (ratio > goal)
+        ratios.append(figure(ratio) + ending)
+    head = ["models at once", *us]
+    return table(head, [["µs a step of all", *map(figure, us.values())], ["times one", *ratios]])
+
+
+def epochs(training: Results) -> str:
+    """Seconds of the first and of later epochs, for one seed and for fifteen."""
+    lines, rows = [], training.part("epochs")
+    for seeds in dict.fromkeys(row["seeds"] for row in rows):
+        of_it = [row for row in rows if row["seeds"] == seeds]
+        later = sorted(row["updates_s"] for row in of_it if row["epoch"] > 1)
+        check = sorted(row["validation_s"] for row in of_it if row["epoch"] > 1)
+        median, goal = later[len(later) // 2], EPOCH_GOALS.get(seeds)
+        reached = figure(median) + ("" if goal is None else f" of {goal:g}" + ": missed" * (median > goal))
+        first = of_it[0]["setup_s"] + of_it[0]["updates_s"]
+        lines.append([seeds, reached, figure(check[len(check) // 2]), figure(first)])
+    head = [
+        "seeds",
+        "updates of an epoch, s (median from the 2nd on)",
+        "validation, s",
+        "setting up and 1st epoch, s",
+    ]
+    return table(head, lines)
+
+
+def first_call(training: Results) -> str:
+    """The first call of a process."""
+    (row,) = training.part("first_call")[-1:]
+    cells_ = [figure(row["cold_s"]), figure(row["cached_s"]), f"{row['cached_again_s'] * 1e3:.1f} ms"]
+    head = ["first call of a process, s", "kernels compiled", "kernels on disk", "a second call"]
+    text = table(head, [["forward and backward", *cells_]])
+    parts = ", ".join(
+        f"{name} {figure(seconds)}" for name, seconds in row["parts_s"].items() if seconds >= 0.005
+    )
+    return f"{text}\n\nOf the call with kernels on disk, s: {parts}."
+
+
+def training_source(training: Results) -> str:
+    """Which commit these are of."""
+    found = dict.fromkeys(
+        (row["about"]["commit"], _versions(row["about"]["versions"])) for row in training.parts
+    )
+    return "; ".join(f"commit {commit[:7]}, {versions}" for commit, versions in found)
+
+
+# ---- the CPU
+
+
+def cpu_cells(cpu: Results) -> str:
+    """Every cell beside its peers, forward / forward and backward."""
+    lines = []
+    for s in sorted(cells(), key=lambda s: (s.hidden, s.batch, CPU_KINDS.index(s.kind))):
+        times = [_both(cpu, s, peer) for peer in (TORCH, LOOP, JAX, COMPILED)]
+        ratio = gain(cpu.microseconds(s, OURS), cpu.microseconds(s, JAX))
+        lines.append([f"{s.label}, B = {s.batch}", s.steps, bold(_both(cpu, s, OURS)), *times, ratio])
+    head = ["", "T", "ours", "torch.nn", "eager loop", "JAX", "torch.compile", "JAX over ours, training"]
+    return table(head, lines)
+
+
+def _both(found: Results, shape: Shape, peer: str) -> str:
+    forward, train = (found.microseconds(shape, peer, f"python_{how}") for how in ("forward", "train"))
+    return "-" if forward is None and train is None else f"{figure(forward)} / {figure(train)}"
+
+
+def cpu_single(cpu: Results) -> str:
+    """One step a call."""
+    lines = [
+        [f"{s.label}, B = {s.batch}", *(_both(cpu, s, peer) for peer in (OURS, STEP, TORCH))]
+        for s in single()
+    ]
+    return table(["one step", "`layer(x)`", "`layer.step(x)`", "torch.nn"], lines)
+
+
+def cpu_goals(cpu: Results) -> str:
+    """What was aimed at."""
+    return "\n".join(f"- {line}" for line in cpu_goal_list(cpu))
+
+
+def cpu_machine(cpu: Results) -> str:
+    """Where it was measured."""
+    abouts = {id(row["about"]): row["about"]["machine"] for row in cpu.layers.values()}
+    return "; ".join(dict.fromkeys(f"{m['cpu']}, {m['threads']} threads" for m in abouts.values()))
+
+
+# ---- pages
+
+
+def sections(bench: Path = BENCH) -> dict[str, dict[str, str]]:
+    """Page -> name of a place in it -> what stands there."""
+    gpu, cpu, training = (read(bench / name) for name in ("h200-layers", "cpu-layers", "h200-training.jsonl"))
+    gpu_all = [s for group in GPU_GROUPS.values() for s in group()]
+    cpu_all = [s for group, _ in CPU_GROUPS.values() for s in group()]
+    places = {
+        "gpu-sources": sources(gpu, gpu_all, "h200-layers"),
+        **{f"gpu-{hidden}": gpu_width(gpu, hidden) for hidden in (128, 400, 512, 1024)},
+        "gpu-forward": gpu_forward(gpu),
+        "gpu-goals": gpu_goals(gpu),
+        "gpu-slower": slower_on_gpu(gpu),
+        "gpu-memory": memory(gpu, gpu_all),
+        "gpu-growth": folded("The figures of the picture", growth_tables(gpu, GPU_GROWTH, GRAPH, kernels=True)),
+        **{f"gpu-{name}": folded(summary, gpu_group(gpu, name)) for name, summary in FOLDED.items()},
+        "gpu-failures": failures(gpu, GPU_GROUPS.values()),
+        "training-source": training_source(training),
+        "population": population(training),
+        "epochs": epochs(training),
+        "first-call": first_call(training),
+        "cpu-sources": f"{cpu_machine(cpu)}.\n\n{sources(cpu, cpu_all, 'cpu-layers')}",
+        "cpu-goals": cpu_goals(cpu),
+        "cpu-cells": folded("Every cell, width and batch", cpu_cells(cpu)),
+        "cpu-single": folded("One step a call, µs", cpu_single(cpu)),
+        "cpu-growth": folded("The figures of the picture", growth_tables(cpu, CPU_GROWTH, PYTHON, kernels=False)),
+        "cpu-failures": failures(cpu, [group for group, _ in CPU_GROUPS.values()]),
+    }  # fmt: skip
+    return {
+        "README.md": {"speed": readme(gpu, cpu)},
+        "docs/speed.md": {n: f"{t}\n" for n, t in places.items()},
+    }
+
+
+FOLDED = {
+    "gates": "Gated cells, highways and a user's own step",
+    "wide": "Wide layers",
+    "batches": "Large batches",
+    "resets": "Sequences that begin anew at 3 % of all steps",
+}
+
+
+def rebuilt(text: str, places: Mapping[str, str]) -> str:
+    """A page with its tables as the results say."""
+    for name, content in places.items():
+        text = with_section(text, name, content)
+    return text
+
+
+def main() -> None:
+    """Rewrite pages and pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-pictures", action="store_true", help="tables alone")
+    given = parser.parse_args()
+    for page, places in sections().items():
+        path = ROOT / page
+        write_atomically(path, rebuilt(path.read_text(encoding="utf-8"), places))
+    if not given.no_pictures:
+        from benchmarks.plot_growth import draw_all
+
+        draw_all(ROOT / "docs" / "images")
+
+
+if __name__ == "__main__":
+    main()

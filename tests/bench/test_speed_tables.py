@@ -1,0 +1,138 @@
+"""The pages say what the results say; a later row replaces an earlier one; what is missing is a dash."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from benchmarks import shapes, speed_goals, speed_tables
+from benchmarks.records import Results, read
+from benchmarks.shapes import LOOP, OURS, TORCH, Shape
+
+from deeprnn.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SHAPE = Shape("gru", 400, 16, 128)
+
+
+def write(path: Path, *rows: dict, commit: str = "c0ffee0123") -> Path:
+    """A file of results."""
+    about = {"commit": commit, "versions": {"torch": "2.0"}, "machine": {"cpu": "x", "threads": 1}}
+    path.write_text("".join(json.dumps(row) + "\n" for row in ({"about": about}, *rows)))
+    return path
+
+
+def row(peer: str, us: float, shape: Shape = SHAPE, how: str = "graph_train") -> dict:
+    """µs a step as a row has them."""
+    return {"peer": peer, **asdict(shape), f"{how}_us": us * shape.steps}
+
+
+@pytest.mark.parametrize("page", speed_tables.sections())
+def test_the_pages_are_what_the_results_say(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    places = speed_tables.sections()[page]
+    assert text == speed_tables.rebuilt(text, places), f"{page}: run `python benchmarks/speed_tables.py`"
+    marks = [line for line in text.splitlines() if line.startswith("<!--") and "results:" not in line]
+    assert len(marks) == 2 * len(places), "a place that nothing fills, or one that is missing"
+
+
+def test_a_page_whose_number_is_another_is_noticed():
+    (name, content), *_ = speed_tables.sections()["README.md"].items()
+    text = f"<!-- {name}:begin -->\n{content}<!-- {name}:end -->\n"
+    assert speed_tables.rebuilt(text, {name: content}) == text
+    assert speed_tables.rebuilt(text.replace("×", "x", 1), {name: content}) == text
+
+
+def test_a_later_file_replaces_rows_and_leaves_the_others(tmp_path):
+    write(tmp_path / "1.jsonl", row(OURS, 4.0), row(TORCH, 20.0), row(LOOP, 100.0), commit="aaaaaaaaa")
+    write(tmp_path / "2.jsonl", row(OURS, 2.0), {**row(LOOP, 0.0), "failed": "off"}, commit="bbbbbbbbb")
+    found = read(tmp_path)
+    assert found.microseconds(SHAPE, OURS, "graph_train") == 2.0
+    assert found.microseconds(SHAPE, TORCH, "graph_train") == 20.0
+    assert found.layers[SHAPE, OURS]["about"]["commit"] == "bbbbbbbbb"
+    assert [why for *_, why, _ in found.failures([SHAPE])] == ["off"]
+    listed = speed_tables.sources(found, [SHAPE], "folder")
+    assert "1.jsonl): 1 rows, commit aaaaaaa" in listed
+    assert "2.jsonl): 2 rows, commit bbbbbbb" in listed
+
+
+def test_a_file_that_was_cut_off_has_its_whole_lines(tmp_path):
+    file = write(tmp_path / "1.jsonl", row(OURS, 4.0), row(TORCH, 20.0))
+    text = file.read_text()
+    file.write_text(text[:-20])
+    assert list(read(file).layers) == [(SHAPE, OURS)]
+    file.write_text("nonsense\n" + text)
+    with pytest.raises(UserError, match="line 1"):
+        read(file)
+    assert read(tmp_path / "nowhere") == Results()
+
+
+def test_ratios_and_dashes():
+    assert speed_tables.against(2.0, 20.0) == "20.0 · 10×"
+    assert speed_tables.against(2.0, 3.0) == "3.00 · 1.5×"
+    assert speed_tables.against(None, 3.0) == "3.00"
+    assert speed_tables.gain(2.0, None) == "-"
+    assert [speed_tables.figure(x) for x in (0.123, 9.999, 99.94, 1234.5, None)] == [
+        "0.12",
+        "10.0",
+        "99.9",
+        "1,234",
+        "-",
+    ]
+
+
+def test_like_stands_beside_like(tmp_path):
+    """A graph's time is never divided by a call's from Python."""
+    deep = [Shape("rnn", 128, batch, 128) for batch in (1, 16, 64)]
+    rows = [row(OURS, 1.0, s) for s in deep] + [row(TORCH, 8.0, s, "python_train") for s in deep]
+    text = speed_tables.readme(read(write(tmp_path / "1.jsonl", *rows)), Results())
+    assert "| RNN, 128 units | - | - | - | - | - | - |" in text
+    rows += [row(TORCH, 3.0, s) for s in deep]
+    text = speed_tables.readme(read(write(tmp_path / "1.jsonl", *rows)), Results())
+    assert "| RNN, 128 units | - | - | - | 3.0× | 3.0× | 3.0× |" in text
+
+
+def test_goals_are_told_met_and_missed(tmp_path):
+    s = Shape("gru", 512, 1, 128)
+    found = read(write(tmp_path / "1.jsonl", row(OURS, 2.0, s), row(OURS, 5.0, Shape("gru", 512, 16, 128))))
+    lines = {line[0]: line[1:] for line in speed_goals.gpu_goal_rows(found)}
+    assert lines["GRU 512"] == [
+        "B=1: **2** of 2.5",
+        "B=16: 5 of 4.5: missed",
+        "B=64: - of 8",
+        "B=256: - of 22",
+    ]
+    pairs = [(s, 1.0, 3.0), (Shape("rnn", 64, 1, 128), 1.0, 1.5), (SHAPE, None, 1.0)]
+    assert speed_goals.counted(pairs, least=2) == "1 of 2. Not: RNN 64, B = 1 (1.50×)"
+    assert speed_goals.counted(pairs, most=2) == "1 of 2. Not: GRU 512, B = 1 (3.00×)"
+
+
+def test_every_goal_is_about_a_shape_that_is_measured():
+    from dataclasses import replace
+
+    measured = {shape for group in shapes.GPU_GROUPS.values() for shape in group()}
+    for goal in speed_goals.GOALS:
+        assert {replace(goal.shape, batch=batch) for batch in goal.microseconds} <= measured
+
+
+@pytest.mark.parametrize("word", dict.fromkeys(word for _, word in speed_tables.KERNELS))
+def test_every_kernel_has_a_word(word):
+    from benchmarks.cell_peers import kernels_of
+
+    shape = {"cluster": Shape("rnn", 64, 1, 1), "cluster, tensor cores": Shape("rnn", 1024, 16, 1),
+             "whole card": Shape("rnn", 2048, 1, 1), "whole card, tensor cores": Shape("rnn", 2048, 16, 1)}  # fmt: skip
+    text = kernels_of(shape[word])["backward"] if word in shape else "stepwise: library products"
+    assert speed_tables.kernel_of(text) == word
+
+
+def test_pictures_are_drawn_from_part_of_a_measurement(tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks import plot_growth
+
+    assert plot_growth.cpu_figure(Results()) is None
+    few = [row(OURS, float(i), s, "python_train") for i, s in enumerate(shapes.CPU_GROWTH[0].shapes[:2], 1)]
+    drawn = plot_growth.cpu_figure(read(write(tmp_path / "1.jsonl", *few)))
+    assert drawn is not None
+    assert drawn.startswith(b"\x89PNG")
