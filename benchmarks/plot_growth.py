@@ -16,13 +16,14 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.records import Results, read  # noqa: E402
 from benchmarks.shapes import CPU_GROWTH, GPU_GROWTH, LOOP, OURS, TORCH, Curve, Shape  # noqa: E402
+from benchmarks.speed_format import kernel_of, title_of  # noqa: E402
 from benchmarks.speed_goals import GRAPH, PYTHON  # noqa: E402
-from benchmarks.speed_tables import BENCH, kernel_of, title_of  # noqa: E402
 
 from deeprnn.files import write_atomically  # noqa: E402
 from deeprnn.render import style  # noqa: E402
 from deeprnn.render.style import ACCENT, INK, SERIES, SOFT, dress  # noqa: E402
 
+BENCH = ROOT / "results" / "bench"
 PEERS = {  # drawn in this order, ours last and on top
     LOOP: ("eager loop in PyTorch", SERIES[7]),
     TORCH: ("torch.nn (cuDNN)", SERIES[0]),

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
@@ -19,13 +17,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.records import Results, read  # noqa: E402
 from benchmarks.shapes import (  # noqa: E402
     COMPILED,
-    CPU_BATCHES,
-    CPU_GOALS,
     CPU_GROUPS,
     CPU_GROWTH,
     CPU_KINDS,
     FAIR,
-    FAIR_BATCHES,
     GPU_GROUPS,
     GPU_GROWTH,
     JAX,
@@ -41,6 +36,18 @@ from benchmarks.shapes import (  # noqa: E402
     fair,
     single,
 )
+from benchmarks.speed_format import (  # noqa: E402
+    against,
+    bold,
+    figure,
+    folded,
+    gain,
+    kernels_of,
+    sources,
+    table,
+    title_of,
+    versions_of,
+)
 from benchmarks.speed_goals import (  # noqa: E402
     GRAPH,
     PYTHON,
@@ -49,130 +56,13 @@ from benchmarks.speed_goals import (  # noqa: E402
     gpu_goal_rows,
     slower_on_gpu,
 )
+from benchmarks.speed_readme import readme  # noqa: E402
 
 from deeprnn.files import write_atomically  # noqa: E402
 from deeprnn.reproduction.tables import with_section  # noqa: E402
 
 BENCH = ROOT / "results" / "bench"
 EPOCH_GOALS, POPULATION_GOAL = {1: 1.5, 15: 2.2}, {15: 1.5}
-KERNELS = (  # how a plan's description begins or what it has -> the kernel in a word, as docs/kernels.md names them
-    ("stepwise", "stepwise"),
-    ("hold one model", "whole card"),
-    ("blocks multiply on the tensor cores", "whole card, tensor cores"),
-    ("on the tensor cores", "cluster, tensor cores"),
-    ("cluster", "cluster"),
-)
-
-
-def figure(value: float | None) -> str:
-    """Three digits; a dash for what was not measured."""
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
-
-
-def gain(ours: float | None, theirs: float | None) -> str:
-    """How many times as fast ours is."""
-    if ours is None or theirs is None:
-        return "-"
-    ratio = theirs / ours
-    return f"{ratio:.1f}×" if ratio < 9.95 else f"{ratio:.0f}×"
-
-
-def against(ours: float | None, theirs: float | None) -> str:
-    """A peer's time, and how many times ours it is."""
-    return figure(theirs) if ours is None or theirs is None else f"{figure(theirs)} · {gain(ours, theirs)}"
-
-
-def bold(text: str) -> str:
-    """Ours stands out; a dash does not."""
-    return text if text == "-" else f"**{text}**"
-
-
-def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(map(str, head)) + " |", "|---" * len(head) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
-
-
-def folded(summary: str, content: str) -> str:
-    """What a reader opens who wants all of it."""
-    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
-
-
-def sources(found: Results, shapes: Iterable[Shape], folder: str) -> str:
-    """Which files the rows of these shapes come from, with their commits."""
-    wanted = set(shapes)
-    files: Counter[tuple[str, str, str]] = Counter()
-    for (shape, _), row in found.layers.items():
-        if shape in wanted:
-            about = row["about"]
-            files[row["file"], about["commit"], _versions(about["versions"])] += 1
-    parts = [
-        f"[{name}](../results/bench/{folder}/{name}): {count} rows, commit {commit[:7]}, {versions}"
-        for (name, commit, versions), count in sorted(files.items())
-    ]
-    return "\n".join(f"- {part}" for part in parts)
-
-
-def _versions(versions: Mapping[str, str | None]) -> str:
-    return ", ".join(f"{name} {version}" for name in ("torch", "jax") if (version := versions.get(name)))
-
-
-def commits(found: Results, shapes: Iterable[Shape]) -> str:
-    """The commits of the rows of ours."""
-    rows = [found.layers[shape, OURS] for shape in shapes if (shape, OURS) in found.layers]
-    return " and ".join(dict.fromkeys(row["about"]["commit"][:7] for row in rows))
-
-
-# ---- README
-
-
-def readme(gpu: Results, cpu: Results) -> str:
-    """How many times as fast as PyTorch's own layers, at a glance."""
-    return "\n\n".join([_readme_gpu(gpu), _readme_cpu(cpu)]) + "\n"
-
-
-def _readme_gpu(gpu: Results) -> str:
-    def row(label: str, shapes: Sequence[Shape], peer: str) -> list[str]:
-        us = gpu.microseconds
-        return [label, *(gain(us(s, OURS, how), us(s, peer, how)) for how in (PYTHON, GRAPH) for s in shapes)]
-
-    lines = [
-        row(f"{LABELS[kind]}, {hidden} units", [Shape(kind, hidden, B, 128) for B in FAIR_BATCHES], TORCH)
-        for kind in ("rnn", "gru", "lstm")
-        for hidden in (128, 400, 512, 1024)
-    ]
-    deep = [Shape("dts", 400, B, 200, 88, depth=2) for B in FAIR_BATCHES]
-    lines.append(row("DT(S)-RNN, 400 + 400: the same as a loop", deep, LOOP))
-    lines.append(row("DT(S)-RNN, 400 + 400: two layers of `nn.RNN`", deep, TORCH))
-    head = [
-        "one NVIDIA H200",
-        *(f"{how} B = {B}" for how in ("Python,", "graph,") for B in FAIR_BATCHES),
-    ]
-    text = (
-        "**How many times as fast as `torch.nn`'s layer** of the same name and size, forward and backward in fp32 "
-        f"(TF32 off for both), called from Python and inside a CUDA graph; commit {commits(gpu, fair())}:"
-    )
-    return f"{text}\n\n{table(head, lines)}"
-
-
-def _readme_cpu(cpu: Results) -> str:
-    def row(label: str, kind: str, hidden: int, peer: str) -> list[str]:
-        shapes = [s for s in cells() if s.kind == kind and s.hidden == hidden]
-        return [label, *(gain(cpu.microseconds(s, OURS), cpu.microseconds(s, peer)) for s in shapes)]
-
-    lines = [
-        row(f"{LABELS[kind]}, {hidden} units", kind, hidden, TORCH)
-        for kind in ("rnn", "gru", "lstm")
-        for hidden in CPU_GOALS
-    ]
-    lines.append(row("DT(S)-RNN, 400 + 400: the same as a loop", "dts", 400, LOOP))
-    lines.append(row("a step of your own, 400 units: the same as a loop", "paced", 400, LOOP))
-    head = ["CPU, two cores", *(f"B = {B}" for B in CPU_BATCHES)]
-    return f"The same on a CPU; commit {commits(cpu, cells())}:\n\n{table(head, lines)}"
-
-
 # ---- the GPU
 
 
@@ -225,32 +115,7 @@ def gpu_goals(gpu: Results) -> str:
     return rows + "\n\n" + "\n".join(f"- {line}" for line in gpu_goal_list(gpu))
 
 
-def kernel_of(described: str) -> str:
-    """A plan's kernel in a word."""
-    return next(word for part, word in KERNELS if part in described)
-
-
-def kernels_of(found: Results, shape: Shape) -> str:
-    """The kernels that served a shape: one, or forward / backward."""
-    kernels = found.layers.get((shape, OURS), {}).get("kernels")
-    if kernels is None:
-        return "-"
-    return " / ".join(dict.fromkeys(kernel_of(kernels[name]) for name in ("forward", "backward")))
-
-
 AXES = {"hidden": "units", "batch": "batch", "steps": "steps", "depth": "depth"}
-
-
-def title_of(curve: Curve) -> str:
-    """What grows, and what does not."""
-    first = curve.shapes[0]
-    fixed = {"H": "hidden", "B": "batch", "T": "steps", "depth": "depth"}
-    same = [
-        f"{n} = {getattr(first, f)}"
-        for n, f in fixed.items()
-        if len({getattr(s, f) for s in curve.shapes}) == 1
-    ]
-    return ", ".join([LABELS[first.kind], *(text for text in same if text != "depth = 1")])
 
 
 def growth_tables(found: Results, curves: Sequence[Curve], how: str, kernels: bool) -> str:
@@ -351,7 +216,7 @@ def first_call(training: Results) -> str:
 def training_source(training: Results) -> str:
     """Which commit these are of."""
     found = dict.fromkeys(
-        (row["about"]["commit"], _versions(row["about"]["versions"])) for row in training.parts
+        (row["about"]["commit"], versions_of(row["about"]["versions"])) for row in training.parts
     )
     return "; ".join(f"commit {commit[:7]}, {versions}" for commit, versions in found)
 

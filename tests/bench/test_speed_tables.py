@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from benchmarks import shapes, speed_goals, speed_tables
+from benchmarks import plot_growth, shapes, speed_format, speed_goals, speed_readme, speed_tables
 from benchmarks.records import Results, read
 from benchmarks.shapes import LOOP, OURS, TORCH, Shape
 
 from deeprnn.errors import UserError
 
 ROOT = Path(__file__).parents[2]
+GPU = read(speed_tables.BENCH / "h200-layers")
 SHAPE = Shape("gru", 400, 16, 128)
 
 
@@ -53,7 +56,7 @@ def test_a_later_file_replaces_rows_and_leaves_the_others(tmp_path):
     assert found.microseconds(SHAPE, TORCH, "graph_train") == 20.0
     assert found.layers[SHAPE, OURS]["about"]["commit"] == "bbbbbbbbb"
     assert [why for *_, why, _ in found.failures([SHAPE])] == ["off"]
-    listed = speed_tables.sources(found, [SHAPE], "folder")
+    listed = speed_format.sources(found, [SHAPE], "folder")
     assert "1.jsonl): 1 rows, commit aaaaaaa" in listed
     assert "2.jsonl): 2 rows, commit bbbbbbb" in listed
 
@@ -70,11 +73,11 @@ def test_a_file_that_was_cut_off_has_its_whole_lines(tmp_path):
 
 
 def test_ratios_and_dashes():
-    assert speed_tables.against(2.0, 20.0) == "20.0 · 10×"
-    assert speed_tables.against(2.0, 3.0) == "3.00 · 1.5×"
-    assert speed_tables.against(None, 3.0) == "3.00"
-    assert speed_tables.gain(2.0, None) == "-"
-    assert [speed_tables.figure(x) for x in (0.123, 9.999, 99.94, 1234.5, None)] == [
+    assert speed_format.against(2.0, 20.0) == "20.0 · 10×"
+    assert speed_format.against(2.0, 3.0) == "3.00 · 1.5×"
+    assert speed_format.against(None, 3.0) == "3.00"
+    assert speed_format.gain(2.0, None) == "-"
+    assert [speed_format.figure(x) for x in (0.123, 9.999, 99.94, 1234.5, None)] == [
         "0.12",
         "10.0",
         "99.9",
@@ -87,10 +90,10 @@ def test_like_stands_beside_like(tmp_path):
     """A graph's time is never divided by a call's from Python."""
     deep = [Shape("rnn", 128, batch, 128) for batch in (1, 16, 64)]
     rows = [row(OURS, 1.0, s) for s in deep] + [row(TORCH, 8.0, s, "python_train") for s in deep]
-    text = speed_tables.readme(read(write(tmp_path / "1.jsonl", *rows)), Results())
+    text = speed_readme.readme(read(write(tmp_path / "1.jsonl", *rows)), Results())
     assert "| RNN, 128 units | - | - | - | - | - | - |" in text
     rows += [row(TORCH, 3.0, s) for s in deep]
-    text = speed_tables.readme(read(write(tmp_path / "1.jsonl", *rows)), Results())
+    text = speed_readme.readme(read(write(tmp_path / "1.jsonl", *rows)), Results())
     assert "| RNN, 128 units | - | - | - | 3.0× | 3.0× | 3.0× |" in text
 
 
@@ -110,27 +113,41 @@ def test_goals_are_told_met_and_missed(tmp_path):
 
 
 def test_every_goal_is_about_a_shape_that_is_measured():
-    from dataclasses import replace
-
     measured = {shape for group in shapes.GPU_GROUPS.values() for shape in group()}
     for goal in speed_goals.GOALS:
         assert {replace(goal.shape, batch=batch) for batch in goal.microseconds} <= measured
 
 
-@pytest.mark.parametrize("word", dict.fromkeys(word for _, word in speed_tables.KERNELS))
+@pytest.mark.parametrize("word", dict.fromkeys(word for _, word in speed_format.KERNELS))
 def test_every_kernel_has_a_word(word):
     from benchmarks.cell_peers import kernels_of
 
     shape = {"cluster": Shape("rnn", 64, 1, 1), "cluster, tensor cores": Shape("rnn", 1024, 16, 1),
              "whole card": Shape("rnn", 2048, 1, 1), "whole card, tensor cores": Shape("rnn", 2048, 16, 1)}  # fmt: skip
     text = kernels_of(shape[word])["backward"] if word in shape else "stepwise: library products"
-    assert speed_tables.kernel_of(text) == word
+    assert speed_format.kernel_of(text) == word
+
+
+STEEP = 1.5
+"""times as steep as the axis, in the logarithm: what has to be explained"""
+
+
+def test_no_cliff_of_the_picture_is_left_without_a_word():
+    page = " ".join((ROOT / "docs" / "speed.md").read_text(encoding="utf-8").split())
+    words = {"hidden": "units", "batch": "rows", "steps": "steps", "depth": "layers"}
+    cliffs = []
+    for curve in shapes.GPU_GROWTH:
+        found = plot_growth.points(curve, OURS, lambda s, peer: GPU.microseconds(s, peer, speed_goals.GRAPH))
+        for (s, a), (t, b) in pairwise(found):
+            x, y = getattr(s, curve.field), getattr(t, curve.field)
+            if math.log(b / a) > STEEP * math.log(y / x):
+                cliffs.append(f"{x:,} to {y:,} {words[curve.field]}")
+    assert cliffs
+    assert [text for text in cliffs if text not in page] == []
 
 
 def test_pictures_are_drawn_from_part_of_a_measurement(tmp_path):
     pytest.importorskip("matplotlib")
-    from benchmarks import plot_growth
-
     assert plot_growth.cpu_figure(Results()) is None
     few = [row(OURS, float(i), s, "python_train") for i, s in enumerate(shapes.CPU_GROWTH[0].shapes[:2], 1)]
     drawn = plot_growth.cpu_figure(read(write(tmp_path / "1.jsonl", *few)))
