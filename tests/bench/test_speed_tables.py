@@ -9,10 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from benchmarks import plot_growth, shapes, speed_format, speed_goals, speed_readme, speed_tables
+from benchmarks import gpu_kernels, plot_growth, shapes, speed_format, speed_goals, speed_readme, speed_tables
 from benchmarks.records import Results, read
 from benchmarks.shapes import LOOP, OURS, TORCH, Shape
 
+from deeprnn.backends.cuda.device import Device
+from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -118,14 +120,13 @@ def test_every_goal_is_about_a_shape_that_is_measured():
         assert {replace(goal.shape, batch=batch) for batch in goal.microseconds} <= measured
 
 
-@pytest.mark.parametrize("word", dict.fromkeys(word for _, word in speed_format.KERNELS))
-def test_every_kernel_has_a_word(word):
-    from benchmarks.cell_peers import kernels_of
-
-    shape = {"cluster": Shape("rnn", 64, 1, 1), "cluster, tensor cores": Shape("rnn", 1024, 16, 1),
-             "whole card": Shape("rnn", 2048, 1, 1), "whole card, tensor cores": Shape("rnn", 2048, 16, 1)}  # fmt: skip
-    text = kernels_of(shape[word])["backward"] if word in shape else "stepwise: library products"
-    assert speed_format.kernel_of(text) == word
+@pytest.mark.parametrize("kernel", gpu_kernels.KERNELS)
+def test_every_kernel_has_its_word(kernel):
+    plans = gpu_kernels.KERNELS[kernel](schedule(gpu_kernels.CELLS["rnn512"], False), 16, 1, False, Device())
+    word = {"cluster": "cluster", "tensor_core": "cluster, tensor cores", "whole_card": "whole card",
+            "whole_card_tensor_core": "whole card, tensor cores"}[kernel]  # fmt: skip
+    assert {speed_format.kernel_of(plan.describe()) for plan in plans} == {word}
+    assert speed_format.kernel_of("stepwise: library products") == "stepwise"
 
 
 STEEP = 1.5
