@@ -62,7 +62,11 @@ def panel(
                       markersize=6 if ours else 5, zorder=4 if ours else 2)  # fmt: skip
         places |= {getattr(shape, curve.field) for shape, _ in found}
         values += [y for _, y in found]
-    logarithmic(axes, sorted(places), values, LABELS[curve.field])
+    if values:
+        logarithmic(axes, sorted(places), values, LABELS[curve.field])
+    else:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=SOFT, fontsize=9)
+        axes.set(xticks=[], yticks=[])
 
 
 def logarithmic(axes: Any, xs: Sequence[int], ys: Sequence[float], label: str) -> None:

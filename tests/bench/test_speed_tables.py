@@ -154,3 +154,5 @@ def test_pictures_are_drawn_from_part_of_a_measurement(tmp_path):
     drawn = plot_growth.cpu_figure(read(write(tmp_path / "1.jsonl", *few)))
     assert drawn is not None
     assert drawn.startswith(b"\x89PNG")
+    few = [row(OURS, float(i), s) for i, s in enumerate(shapes.GPU_GROWTH[1].shapes, 1)]
+    assert plot_growth.gpu_figure(read(write(tmp_path / "1.jsonl", *few))).startswith(b"\x89PNG")
