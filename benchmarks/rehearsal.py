@@ -2,7 +2,7 @@
 
 What the host does for a call is then what it does for a card, so that it can be counted and profiled anywhere
 (`tests/backends/test_host_work.py`), and every kernel that a call would launch is asked for, so that worker processes
-can compile them ahead (`gpu_host.py`). Results are numbers of no meaning: kernels compute nothing.
+can compile them ahead (`gpu_layers.py`). Results are numbers of no meaning: kernels compute nothing.
 """
 
 from __future__ import annotations

@@ -23,11 +23,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deeprnn.files import write_atomically, write_json
-from deeprnn.runs.folder import commit, environment
-from deeprnn.training.loop import Trainer
-from deeprnn.training.ranks import Ranks, joined
-from deeprnn.training.recipe import DataPart, ModelPart, Recipe, RegulariserPart
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from benchmarks.records import read  # noqa: E402
+from benchmarks.shapes import OURS, Shape  # noqa: E402
+
+from deeprnn.files import write_atomically, write_json  # noqa: E402
+from deeprnn.runs.folder import commit, environment  # noqa: E402
+from deeprnn.training.loop import Trainer  # noqa: E402
+from deeprnn.training.ranks import Ranks, joined  # noqa: E402
+from deeprnn.training.recipe import DataPart, ModelPart, Recipe, RegulariserPart  # noqa: E402
 
 CHUNK, HIDDEN, PITCHES = 50, 200, 88
 LANES = (2, 4, 8, 16, 32, 64, 128)
@@ -140,10 +146,11 @@ def break_even(fixed: float, each: float, reduce_us: float) -> float:
 def h200(place: Path) -> list[dict]:
     """A layer of 400 units with two transition layers over 200 steps, its batch split over GPUs.
 
-    Times of one GPU are measured (`h200-measure.json`); the all-reduce is that of the assumed network.
+    Times of one GPU are measured (`gpu_layers.py`); the all-reduce is that of the assumed network.
     """
-    rows = [r for r in json.loads(place.read_text())["rows"] if r["peer"] == "ours" and r["hidden"] == 400]
-    us = {r["batch"]: r["steps"] * r["train_us"] for r in rows}
+    measured = read(place)
+    shapes = {batch: Shape("dts", 400, batch, 200, 88, depth=2) for batch in (1, 16, 64, 256)}
+    us = {batch: measured.layers[shape, OURS]["graph_train_us"] for batch, shape in shapes.items()}
     size = 4 * (88 * 2 * 400 + 3 * 400 * 400 + 2 * 400)  # DT(S): two products, a shortcut, inputs to both
     alpha, beta = NETWORKS["NVLink, one machine"]
     out = []
@@ -240,7 +247,7 @@ def model(measured: Path, place: Path, picture: Path) -> None:
             "points": points,
             "networks_assumed": networks,
             "sweep_of_1000_trials": sweeps,
-            "h200_layer": h200(Path(__file__).parents[1] / "results" / "bench" / "h200-measure.json"),
+            "h200_layer": h200(ROOT / "results" / "bench" / "h200-layers"),
         },
     )
     write_atomically(picture, draw(points, sweeps))

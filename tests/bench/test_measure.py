@@ -143,7 +143,16 @@ def test_peers_of_a_gpu_have_ours_in_a_graph_and_called():
     assert {"ours", "ours, called", "eager loop", "CUDA graph", "nn.RNN", "nn.RNN x2", "nn.LSTM"} <= set(
         names
     )
-    assert {"torch.compile", "torch.compile, CUDA graph"} <= set(names)
+    assert {"torch.compile", "torch.compile, CUDA graph", "nn.RNN, CUDA graph", "nn.LSTM, CUDA graph"} <= set(
+        names
+    )
+
+
+def test_ratios_are_of_like_with_like():
+    """On a GPU ours has two rows, in a graph and called from Python."""
+    times = {"ours": 2.0, "ours, called": 10.0, "nn.RNN": 20.0, "nn.RNN, CUDA graph": 8.0}
+    rows = with_ratios([Row(name, WORK, train_us=us) for name, us in times.items()])
+    assert [row["train_ratio"] for row in rows] == [1.0, 1.0, 2.0, 4.0]
 
 
 def test_jax_computes_the_same_function():

@@ -10,7 +10,7 @@ import pytest
 from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.model import paper
-from deeprnn.reproduction import cells, speed, tables
+from deeprnn.reproduction import cells, tables
 from deeprnn.reproduction.entries import read_entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
 from tests.reproduction.ledger import entry, recipe, write
@@ -298,30 +298,11 @@ def test_a_readme_without_markers_is_an_error(tmp_path: Path):
         tables.update_readme(tmp_path / "README.md", [])
 
 
-def test_the_projects_readme_is_what_its_ledger_and_benchmarks_say():
+def test_the_projects_readme_is_what_its_ledger_says():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     entries = tables.read_ledger(ROOT / tables.FOLDER)
-    rebuilt = tables.rebuilt(text, entries, ROOT / speed.FOLDER)
+    rebuilt = tables.rebuilt(text, entries)
     assert text == rebuilt, "README.md differs from the ledger: run `deeprnn report --readme README.md`"
-
-
-def test_speed_is_a_ratio_to_each_peer(tmp_path: Path):
-    def row(peer: str, batch: int, us: float, hidden: int = 400) -> dict:
-        return {"peer": peer, "batch": batch, "hidden": hidden, "train_us": us}
-
-    found = {
-        "versions": {"torch": "2.11.0+cu130"},
-        "rows": [row("ours", 1, 2.5), row("nn.RNN", 1, 20), row("eager loop", 1, 500), row("ours", 16, 5),
-                 row("nn.RNN", 16, 30), row("nn.LSTM", 1, 7, hidden=384)],
-    }  # fmt: skip
-    (tmp_path / speed.GPU).write_text(json.dumps(found))
-    text = speed.speed_markdown(tmp_path)
-    assert "| **deeprnn** | **2.5** | **5.0** |" in text
-    assert "one **shallow** layer | 20.0 (8.0x) | 30.0 (6.0x) |" in text
-    assert "500 (200x) | — |" in text
-    assert "LSTM" not in text  # measured at another width only
-    assert "torch 2.11.0 |" in text
-    assert speed.speed_markdown(tmp_path / "nowhere") == ""
 
 
 def test_extra_models_have_their_own_table(tmp_path: Path):

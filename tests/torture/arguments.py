@@ -77,7 +77,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("data", "import", "SONGS"): ("--kind", "--steps-per-beat", "--low", "--high", "--minimum", "--out"),
     ("data", "check"): ("WHAT",),
     ("data", "import"): ("WHAT",),
-    ("report",): ("--ledger", "--bench", "--readme", "--html", "WHAT"),
+    ("report",): ("--ledger", "--readme", "--html", "WHAT"),
     ("reproduce", "--plan"): ("--only", "--seeds", "--budget", "--jobs", "--override", "--device"),
     ("runs",): ("WHAT",),
     ("export",): ("WHAT",),

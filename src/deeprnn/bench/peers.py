@@ -108,8 +108,8 @@ class Bench:
 
     def peer(self, name: str) -> Peer:
         """The peer of that name."""
-        if name in LIBRARY:
-            return self._library(name)
+        if name.removesuffix(GRAPH) in LIBRARY:
+            return self._captured(self._library(name.removesuffix(GRAPH)), name)
         if name == JAX:
             from deeprnn.bench.jax_scan import jax_peer
 
@@ -125,7 +125,12 @@ class Bench:
         peer = Peer(name, run, list(self.model.parameters()), self.truth, note=NOTES.get(name, ""))
         if name == "ours":
             peer.note = describe_ours(self.work)
-        if self.work.device == "cuda" and (name in ("ours", "CUDA graph") or name.endswith(GRAPH)):
+        return self._captured(peer, name)
+
+    def _captured(self, peer: Peer, name: str) -> Peer:
+        """The peer under its name, replayed as a graph where the name says so."""
+        peer.name = name
+        if self.work.device == "cuda" and in_graph(name):
             graphs = Captured(peer, self.g)
             peer.train = peer.results = graphs.train
             peer.forward, peer.calls = graphs.forward, 4
@@ -168,12 +173,24 @@ NOTES = {
 }
 
 
+def in_graph(name: str) -> bool:
+    """Whether a peer is replayed as a CUDA graph on a GPU, where ours is."""
+    return name in ("ours", "CUDA graph") or name.endswith(GRAPH)
+
+
 def peers_for(device: str, compiled: bool = False) -> tuple[str, ...]:
     """The peers measured by default on a device; on a GPU ours is replayed as a CUDA graph, as it trains."""
     if device == "cpu":
         names = ("ours", "eager loop", "reference", *LIBRARY)
         return (*names, "torch.compile") if compiled else names
-    names = ("ours", "ours, called", "eager loop", "CUDA graph", *LIBRARY)
+    names = (
+        "ours",
+        "ours, called",
+        "eager loop",
+        "CUDA graph",
+        *LIBRARY,
+        *(name + GRAPH for name in LIBRARY),
+    )
     if find_spec("jax") is not None:
         names = (*names, JAX)
     return (*names, "torch.compile", "torch.compile" + GRAPH) if compiled else names

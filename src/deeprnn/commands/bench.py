@@ -186,9 +186,12 @@ def _against(rows: dict[Any, dict[str, Any]], hidden: int, batch: int, name: str
 
 
 def with_ratios(rows: list[Row]) -> list[dict[str, Any]]:
-    """Rows as plain data, each with its time as a multiple of ours."""
-    ours = next((row for row in rows if row.peer == "ours" and row.failed is None), None)
-    return [row.to_dict(ours) for row in rows]
+    """Rows as plain data, each with its time as a multiple of ours, like with like: a graph's of a graph's."""
+    from deeprnn.bench.peers import in_graph
+
+    right = {row.peer: row for row in rows if row.failed is None}
+    called = right.get("ours, called", right.get("ours"))
+    return [row.to_dict(right.get("ours") if in_graph(row.peer) else called) for row in rows]
 
 
 def show(report: dict[str, Any]) -> None:
@@ -199,6 +202,9 @@ def show(report: dict[str, Any]) -> None:
     out.print(f"{where}; torch {report['versions']['torch']}; microseconds per step")
     out.print("train: forward and backward with all gradients, its median and its best; x ours: by train")
     if machine.get("gpu"):
+        out.print(
+            "x ours: of what runs in a CUDA graph beside ours there, of what is called beside ours, called"
+        )
         out.print("host: what train costs the host, by its own clock; the other times are the GPU's")
     else:
         out.print("host: not applicable on a CPU, where the host computes")

@@ -39,8 +39,6 @@ class Report:
     """folder of the ledger's entries"""
     against: Path | None = None
     """compare the ledger, a rerun's, with this published one, cell by cell"""
-    bench: Path = Path("results/bench")
-    """folder of the measurements of speed"""
 
     def run(self) -> int:
         """Print or write what is asked for."""
@@ -59,7 +57,7 @@ class Report:
             print(json.dumps(rows, indent=1) if self.json else comparison_text(compared))
             return 0
         if self.readme:
-            changed = tables.update_readme(self.readme, entries, self.bench)
+            changed = tables.update_readme(self.readme, entries)
             print(f"{self.readme}: results {'rewritten' if changed else 'were up to date'}")
         if self.figures:
             from deeprnn.reproduction.figures import draw_all

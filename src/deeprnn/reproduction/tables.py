@@ -17,7 +17,6 @@ from deeprnn.errors import UserError
 from deeprnn.files import write_atomically
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
-from deeprnn.reproduction import speed
 from deeprnn.reproduction.cells import Row, Verdict, rows, verdicts
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
@@ -194,16 +193,13 @@ def marker(name: str, which: str) -> str:
     return f"<!-- {name}:{which} -->"
 
 
-def rebuilt(text: str, entries: Sequence[Entry], bench: str | Path = speed.FOLDER) -> str:
-    """A document with its results and, where it has room for them, its speed rebuilt."""
-    text = with_section(text, "results", markdown(entries))
-    if marker("speed", "begin") in text:
-        text = with_section(text, "speed", speed.speed_markdown(bench))
-    return text
+def rebuilt(text: str, entries: Sequence[Entry]) -> str:
+    """A document with its results rebuilt."""
+    return with_section(text, "results", markdown(entries))
 
 
-def update_readme(path: str | Path, entries: Sequence[Entry], bench: str | Path = speed.FOLDER) -> bool:
-    """Rewrite the results of a README from the ledger and the benchmarks; whether anything changed."""
+def update_readme(path: str | Path, entries: Sequence[Entry]) -> bool:
+    """Rewrite the results of a README from the ledger; whether anything changed."""
     path = Path(path)
     if not path.is_file():
         raise UserError(
@@ -211,7 +207,7 @@ def update_readme(path: str | Path, entries: Sequence[Entry], bench: str | Path 
             f"{marker('results', 'begin')} and {marker('results', 'end')}"
         )
     old = path.read_text(encoding="utf-8")
-    new = rebuilt(old, entries, bench)
+    new = rebuilt(old, entries)
     if new != old:
         write_atomically(path, new)
     return new != old
