@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +35,7 @@ from tests.backends.small_emulation import Small
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 H200 = Device()
+ROOT = Path(__file__).resolve().parents[2]
 CELLS = by_name(18)
 
 
@@ -143,6 +147,12 @@ def test_tensor_core_kernel(case, shape, registers, monkeypatch):
     if not registers:
         monkeypatch.setattr(tensor_core_plans, "REGISTERS", dict.fromkeys(cluster_plans.REGISTERS, 0))
     examine(case, lambda *common: tensor_core_plans.tensor_core_plan(*common, H200, *shape), monkeypatch)
+
+
+def test_no_weight_is_read_beyond_its_matrix():
+    """Nor is one that nobody multiplies: a matrix may end where memory does."""
+    run_there = subprocess.run([sys.executable, "-m", "tests.backends.guarded_memory"], cwd=ROOT, check=False)
+    assert run_there.returncode == 0
 
 
 def by_row(found: torch.Tensor, truth: torch.Tensor) -> float:

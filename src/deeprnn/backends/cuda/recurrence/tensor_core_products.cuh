@@ -118,7 +118,7 @@ template <int J> INLINE void fragment(const Params& p, const Thread& th, Walk& w
   constexpr int S = stage_of(J), Q = source_of(J);
   constexpr bool WHOLE = size(S) % 16 == 0 && size(Q) % 16 == 0;
   int column = w.k * 16 + th.lane % 4 * 2;
-  bool real = w.real && w.part < sent(Q);
+  bool real = w.real && (sent(Q) > 1 ? w.part < sent(Q) : w.k < tiles(Q));   // in the last round not every warp has a tile
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     bool here = real && (WHOLE || w.row + i % 2 * 8 < size(S));
