@@ -1,8 +1,10 @@
 """Shapes of the persistent kernels, each checked against float64 and then timed:
 
-    python benchmarks/gpu_kernels.py OUT [cluster] [tensor_core] [whole_card] [whole_card_tensor_core] [--best 7]
+    python benchmarks/gpu_kernels.py OUT [KERNEL ...] [--best 7] [--distinct]
 
-For every cell and batch the shapes that the cost model of a kernel ranks first, compiled beforehand on all cores. A row
+For every cell and batch the shapes that the cost model of a kernel ranks first, with --distinct one of each structure
+(how many blocks, warps, streams), compiled beforehand on all cores. A kernel is cluster, tensor_core, whole_card or
+whole_card_tensor_core; `gates` is the tensor-core kernel backward, which scales gated cells by tiles. A row
 for each goes to OUT/sweep.jsonl: what the model expected (`plan.cost`, cycles a step), the largest relative error and
 microseconds a step in a CUDA graph. The first row says which code and machine they come from.
 """
@@ -28,6 +30,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 import torch  # noqa: E402
 from tests.backends.cells_by_hand import by_name, highway  # noqa: E402
+from tests.backends.grid import transition  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from deeprnn.backends import plain  # noqa: E402
@@ -38,6 +41,7 @@ from deeprnn.backends.cuda.epilogue import Options, code  # noqa: E402
 from deeprnn.backends.cuda.recurrence import run  # noqa: E402
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plans  # noqa: E402
 from deeprnn.backends.cuda.recurrence.launch import compile_plan, load_kernel  # noqa: E402
+from deeprnn.backends.cuda.recurrence.planning import make_plan  # noqa: E402
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan  # noqa: E402
 from deeprnn.backends.cuda.recurrence.schedule import schedule  # noqa: E402
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import tensor_core_plans  # noqa: E402
@@ -54,6 +58,7 @@ STEPS, CHECKED = 200, 20  # steps that are timed, and those that are compared wi
 KERNELS: dict[str, Callable[..., Any]] = {
     "cluster": cluster_plans,
     "tensor_core": tensor_core_plans,
+    "gates": lambda schedule, *rest: tensor_core_plans(schedule, *rest) if schedule.backward else (),
     "whole_card": whole_card_plans,
     "whole_card_tensor_core": lambda schedule, batch, members, bf16, device: whole_card_tensor_core_plans(
         schedule, batch, members, device
@@ -88,8 +93,13 @@ CELLS = {
     "rnn2048": rnn(2048),
     "dts1024": dts(1024),
     "dts2048": dts(2048),
-    **{f"{name}{h}": by_name(h)[name] for name in ("gru", "lstm") for h in (128, 512, 1024)},
+    **{f"{name}{h}": by_name(h)[name] for name in ("gru", "lstm") for h in (128, 256, 512, 1024)},
+    "gru-published256": by_name(256)["gru-published"],
+    "rhn256": highway(256, 5),
     "rhn400": highway(400, 5),
+    "rhn830": highway(830, 10),
+    **{f"deep{depth}": transition((256,) * depth, ("sigmoid",) * depth, "last") for depth in (5, 7, 10)},
+    "deep5-400": transition((400,) * 5, ("sigmoid",) * 5, "last"),
 }
 WORK = {  # kernel -> (cell, batch, members, bf16)
     "cluster": [
@@ -98,11 +108,21 @@ WORK = {  # kernel -> (cell, batch, members, bf16)
         *(("dts600", b, 1, False) for b in (1, 16)),
     ],
     "tensor_core": [("dts400", b, 1, False) for b in (8, 16, 64, 256)] + [("dts600", 64, 1, False)],
+    "gates": [
+        *(
+            (f"{n}{h}", b, 1, False)
+            for h in (256, 512, 128)
+            for b in (64, 256, 1024, 16)
+            for n in ("gru", "lstm")
+        ),
+        *((name, b, 1, False) for name in ("gru-published256", "rhn256") for b in (16, 64, 256)),
+    ],
     "whole_card": [
         *(("dts800", b, 1, False) for b in (1, 16, 64, 256)),
         *(("dts400", b, 1, False) for b in (16, 64)),
         *(("dts1100", b, 1, True) for b in (1, 16)),
         *((name, b, 1, False) for name in ("rnn1500", "three600") for b in (1, 16)),
+        *(("rhn400", b, 1, False) for b in (1, 16)),
     ],
     "whole_card_tensor_core": [
         *(("gru512", b, 1, False) for b in (64, 256, 1024)),
@@ -110,6 +130,8 @@ WORK = {  # kernel -> (cell, batch, members, bf16)
         *((name, b, 1, False) for name in ("dts1024", "gru1024") for b in (16, 64, 256)),
         *(("dts2048", b, 1, False) for b in (1, 16, 64)),
         *(("rnn2048", b, 1, False) for b in (16, 64)),
+        *(("deep5-400", b, 1, False) for b in (16, 64)),
+        ("rhn830", 20, 1, False),
     ],
 }
 
@@ -139,12 +161,21 @@ class Shape:
         return Options(gradients=last) if self.backward else Options()
 
 
-def shapes(kernels: list[str], best: int) -> Iterator[Shape]:
-    """The shapes that each cost model ranks first."""
+def first_ones(plans: list[KernelPlan], best: int, distinct: bool) -> list[KernelPlan]:
+    """Those that the cost model ranks first; `distinct`: of each structure only one."""
+    found: dict[Any, KernelPlan] = {}
+    for i, plan in enumerate(sorted(plans, key=lambda p: p.cost)):
+        names = ("cluster", "threads", "through_l2", "streams", "finishers", "team", "teams")
+        found.setdefault(tuple(getattr(plan, n, None) for n in names) if distinct else i, plan)
+    return list(found.values())[:best]
+
+
+def shapes(kernels: list[str], best: int, distinct: bool = False) -> Iterator[Shape]:
+    """The shapes that are examined."""
     for kernel in kernels:
         for (name, batch, members, bf16), backward in itertools.product(WORK[kernel], (False, True)):
             plans = KERNELS[kernel](schedule(CELLS[name], backward), batch, members, bf16, Device())
-            for plan in sorted(plans, key=lambda p: p.cost)[:best]:
+            for plan in first_ones(list(plans), best, distinct):
                 yield Shape(kernel, name, batch, members, backward, plan)
 
 
@@ -229,10 +260,10 @@ def examine(shape: Shape) -> dict[str, Any]:
     kernel = load_kernel(shape.plan, code(schedule(CELLS[shape.name], shape.backward), shape.options), 0)
     row |= {"registers": kernel.attribute(REGISTERS), "local": kernel.attribute(LOCAL_BYTES)}
     inputs, gradient = draw(shape, STEPS)
-    others = KERNELS[shape.kernel](
+    forward = make_plan(
         schedule(CELLS[shape.name], False), shape.batch, shape.members, shape.plan.bf16, Device()
     )
-    stored = run.forward(shape.case, inputs, True, plan=next(iter(others))) if shape.backward else []
+    stored = run.forward(shape.case, inputs, True, plan=forward) if shape.backward else []
     return row | {"us_per_step": microseconds(call_of(shape, inputs, gradient, stored)) / STEPS}
 
 
@@ -246,12 +277,13 @@ def main() -> None:
     parser.add_argument(
         "--best", type=int, default=7, help="shapes of each kernel, cell, batch and direction"
     )
+    parser.add_argument("--distinct", action="store_true", help="one shape of each structure")
     parser.add_argument("--seconds", type=float, default=1e9, help="no shape begins after these")
     parser.add_argument("--commit", help="the code's commit, where the copy has no repository")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     deadline = time.perf_counter() + args.seconds
-    wanted = list(shapes(args.kernels, args.best))
+    wanted = list(shapes(args.kernels, args.best, args.distinct))
     with ProcessPoolExecutor(
         mp_context=get_context("fork")
     ) as pool:  # forked before anything touches the GPU

@@ -135,7 +135,7 @@ TENSOR_CORES = [
     (Case("rnn", WIDE["rnn"], 5, 5, precision="bf16"), (2, 1, 2, 5, 1, False), True),
     (Case("lstm", WIDE["lstm"], 5, 5, reset=True, population=2), (2, 1, 4, 3), True),
     (Case("gru", WIDE["gru"], 5, 6), (3, 1, 4, 6, 2), False),
-    (Case("pooled", WIDE["pooled"], 4, 3), (2, 1, 2, 3, 1, False), True),
+    (Case("pooled", WIDE["pooled"], 4, 3), (2, 1, 2, 3), True),
     # What units carry goes from one finishing warp to another where streams do not divide evenly.
     (Case("lstm", WIDE["lstm"], 6, 9, reset=True), (2, 1, 4, 9, 3), True),
     (Case("gru", WIDE["gru"], 6, 15), (3, 1, 4, 15, 5), True),

@@ -20,6 +20,7 @@ constexpr int PARTS = BF16 ? 1 : 2;                                // of a weigh
 constexpr int ENTRY = 16;                                          // bytes of a lane in a tile of a vector
 constexpr int HEAD = TILE_SCALES ? 32 : 0;                         // what undoes the scales of a tile's batch rows, before it
 constexpr int TILE_BYTES = HEAD + 32 * ENTRY;
+static_assert(THROUGH_L2 || !TILE_SCALES, "scales travel with their tile, in one copy");
 constexpr int TAIL = ROWS - 8 * (NTILES - 1);                      // batch rows of the last tile
 CONST int tiles(int s) { return up(size(s), 16); }                 // of units; a vector has as many for each number a unit
 CONST int vector_tiles(int s) { return tiles(s) * sent(s); }

@@ -23,8 +23,7 @@ MOST_SCANS = 40  # matrices and stages that max_abs_scan.cu goes through in one 
 SPARE = (32, 24)  # registers of a multiplying thread that hold no weights or sums, without and with scalers
 SCALERS, SCALER_REGISTERS = 4, 32  # the warps that compute scales where they change
 SCALED_COST = 1.12  # of a kernel whose scales change, beside one whose scales do not
-TILE_SCALES_COST = 1.2  # of a kernel that scales by tiles, beside one whose scales do not change
-NARROW_COST = 1.1  # of either, or one in bf16, with few warps side by side over the inner dimension
+NARROW_COST = 1.1  # of such a kernel, or one in bf16, with few warps side by side over the inner dimension
 
 
 class Sending(NamedTuple):
@@ -34,9 +33,12 @@ class Sending(NamedTuple):
     finishers: int
 
 
-# Eight finishing warps are slower: they leave the multiplying ones too few registers for the weights.
+# Eight finishing warps leave the multiplying ones fewer registers for the weights: worth it where tiles take long to
+# finish. Stores by every lane are slower where scales travel too, and where several streams take turns.
 ONE_STREAM = (Sending(True, 4), Sending(False, 4))
 SEVERAL_STREAMS = (Sending(True, 4),)
+ONE_STREAM_OF_TILES = (Sending(True, 4),)
+SEVERAL_STREAMS_OF_TILES = (Sending(True, 4), Sending(True, 8))
 
 
 class Ranges(NamedTuple):
@@ -153,6 +155,8 @@ def tensor_core_plans(
 ) -> Iterator[TensorCorePlan]:
     """All shapes that fit the chip."""
     tiles = [up(n, 16) for n in schedule.sizes]
+    by_rows = known_ranges(schedule) is not None
+    ways = (ONE_STREAM, SEVERAL_STREAMS) if by_rows else (ONE_STREAM_OF_TILES, SEVERAL_STREAMS_OF_TILES)
     # Of cluster sizes that leave the busiest block the same number of tiles only the smallest is worth trying.
     dealt = {tuple(up(n, c) for n in tiles): c for c in device.clusters if c <= min(tiles)}
     for cluster, mgroups, kgroups in product(dealt.values(), (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 8)):
@@ -166,7 +170,7 @@ def tensor_core_plans(
                 if each > 48 or (streams > 1 and each <= 4):
                     continue
                 shape = (cluster, mgroups, kgroups, each * streams, streams)
-                for sending in SEVERAL_STREAMS if streams > 1 else ONE_STREAM:
+                for sending in ways[streams > 1]:
                     plan = tensor_core_plan(schedule, batch, members, bf16, device, *shape, *sending)
                     if plan is not None:
                         yield plan
@@ -219,7 +223,7 @@ def tensor_core_plan(
     cost = _cycles(
         schedule, ranges, cluster, mgroups, kgroups, finishers, rows // streams, streams, through_l2, kept
     )
-    cost *= SCALED_COST if scalers else TILE_SCALES_COST if ranges is None else 1.0
+    cost *= SCALED_COST if scalers else 1.0
     if kgroups < 4 and (bf16 or scalers or ranges is None):
         cost *= NARROW_COST
     # Weights in shared memory are in the way of everything else there.
@@ -309,8 +313,9 @@ def _cycles(
 ) -> float:  # fmt: skip
     """Cycles per step, before the factors of `tensor_core_plan`; it only ranks shapes.
 
-    Least squares over measurements on an H200 (results/bench/h200-sweep.jsonl): 72 of 75 shapes of cells of one sum and
-    one unit a stage are within 12 %, all within 18.
+    Least squares over measurements on an H200: of cells of one sum and one unit a stage whose scales are known
+    (results/bench/h200-sweep.jsonl) 72 of 75 shapes are within 12 %, all within 18; of kernels that scale by tiles
+    (h200-tile-scales.jsonl) all of 58 are within 23.
 
     One stream is a chain: product, sums, epilogue, and the way to the other blocks, which hides products with vectors
     that are there. Several streams overlap until the multiplying warps or the finishers are always busy; which of the
@@ -333,12 +338,16 @@ def _cycles(
         away += 44.4 * kgroups + 9.1 * (finishers - 4)
         link = 432 + (0 if schedule.backward else 90) + work[True] + away + max(0.0, work[False] - away)
         more = up(most * ntiles, finishers) - 1  # tiles after a finisher's first
-        epilogue = 120 * (stage.gates + stage.sent - 2)
-        chain += max(link + 400 * more + epilogue, 1325)  # layers so small that only latency is left
+        beside = stage.gates + stage.sent - 2
+        epilogue = 120 * beside if ranges is not None else 546 + 297 * beside
+        chain += max(
+            link + (400 if ranges is not None else 4835) * more + epilogue, 1325
+        )  # 1325: latency alone
         multiplying += (
             244 + (40 if schedule.backward else 0) + 23 * (finishers - 4) + work[True] + work[False]
         )
-        finishing += most * ntiles / used * ((1203 if through_l2 else 2103) + 2 * epilogue)
+        task = (1203 if through_l2 else 2103) + 2 * epilogue if ranges is not None else 3130 + 382 * beside
+        finishing += most * ntiles / used * task
     if streams == 1:
         return chain
     return (chain**4 + (streams * multiplying) ** 4 + (streams * finishing) ** 4) ** 0.25

@@ -295,9 +295,9 @@ template <int Q> INLINE void await(const Thread& th, int q, int step) {
 }
 // The sums of stream q are in their place: every multiplying warp arrives.
 INLINE u32 ready_of(u32 base, int q) { return base + (STREAMS * DEPTH * 2 + q) * 8; }
-// Bytes of so many batch rows of a tile, and of a vector that arrive in a step: every block of the cluster serves the same
-// batch rows. A copy through L2 takes all eight scales along.
-INLINE u32 bytes_of(int rows) { return rows * (4 * ENTRY) + (THROUGH_L2 ? up(rows, 8) * HEAD : rows * (HEAD / 8)); }
+// Bytes of so many batch rows of tiles, with all eight scales of each, and of a vector that arrive in a step: every block of
+// the cluster serves the same batch rows.
+INLINE u32 bytes_of(int rows) { return rows * (4 * ENTRY) + up(rows, 8) * HEAD; }
 template <int S> INLINE u32 arriving(const Thread& th, int q) { return vector_tiles(S) * bytes_of(sent_of(th, q)); }
 // By a finisher, when all warps have the vector: long before any block can send the one of two steps on.
 template <int S> INLINE void rearm(const Thread& th, int q, int step) {

@@ -107,17 +107,14 @@ template <int S> INLINE void total(const Thread& th, const Task& it, int q, int 
 // Pass a finished tile on to every block, this one too. Either each lane stores its 16 bytes into all of them, or the tile
 // goes to L2 and from there by one copy to the whole cluster: that takes two trips, but a block's tiles leave it
 // once and not once for each other block.
-template <int S> INLINE void send_tile(const Thread& th, const Task& it, int share, int tile, const u32 (&words)[4], float back, int q, int step) {
-  u32 first = vector_of<S>(th, q, step) + (tile * NTILES + it.nt) * TILE_BYTES;
-  u32 at = first + HEAD + (column_of(th) * 4 + th.lane / 8) * ENTRY;
+template <int S> INLINE void send_tile(const Thread& th, const Task& it, int share, int tile, const u32 (&words)[4], int q, int step) {
+  u32 at = vector_of<S>(th, q, step) + (tile * NTILES + it.nt) * TILE_BYTES + (column_of(th) * 4 + th.lane / 8) * ENTRY;
   u32 bar = barrier_of<S>(th.base, q, step);
   int each = up(CLUSTER, share);
 #pragma unroll
   for (int d = 0; d < CLUSTER; d++) {
     int to = it.part * each + d;
-    if (d >= each || (each * share != CLUSTER && to >= CLUSTER)) continue;
-    send4(map_rank(at, to), words, map_rank(bar, to));
-    if (TILE_SCALES && th.lane / 8 == 0) send(map_rank(first + column_of(th) * 4, to), back, map_rank(bar, to));
+    if (d < each && (each * share == CLUSTER || to < CLUSTER)) send4(map_rank(at, to), words, map_rank(bar, to));
   }
 }
 template <int S> INLINE u32 leaving(const Thread& th, int j) { return th.base + LEAVING + (th.number * most_leaving() + j) * TILE_BYTES; }
@@ -268,13 +265,13 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
 #pragma unroll
   for (int k = 0; k < K; k++) {
     u32 words[4];
-    float own = TILE_SCALES ? scale_of_tile<8, 16>(y[k]) : by.own, back = inverse(own);
+    float own = TILE_SCALES ? scale_of_tile<8, 16>(y[k]) : by.own;
     tile_words(y[k], own, words);   // by all lanes: the branch is around a store alone
     u32 at = leaving<S>(th, j * K + k);
-    if (THROUGH_L2 && TILE_SCALES && th.lane / 8 == 0) store_shared(at + column_of(th) * 4, back);   // also where no row is
+    if (TILE_SCALES && th.lane / 8 == 0) store_shared(at + column_of(th) * 4, inverse(own));   // also where no row is
     if (!leaves) continue;
     if (THROUGH_L2) store_words(at + HEAD + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
-    else send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, back, q, step);
+    else send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, q, step);
   }
 }
 // Write what the tile's units store.
