@@ -139,6 +139,8 @@ TENSOR_CORES = [
     # What units carry goes from one finishing warp to another where streams do not divide evenly.
     (Case("lstm", WIDE["lstm"], 6, 9, reset=True), (2, 1, 4, 9, 3), True),
     (Case("gru", WIDE["gru"], 6, 15), (3, 1, 4, 15, 5), True),
+    (Case("gru-published", WIDE["gru-published"], 5, 6, reset=True, population=2), (2, 1, 4, 6, 2), True),
+    (Case("highway", WIDE["highway"], 5, 3, reset=True), (2, 1, 4, 3), True),
 ]
 
 
@@ -275,6 +277,23 @@ def on_tensor_cores(case: Case, tensors, shape) -> list[tuple[torch.Tensor, torc
     single_gradients, stored = [g.float() for g in gradients], [x.float() for x in truth]
     back = run.backward(backend_case, single_gradients, stored, single._replace(A=None), plans[1]).delta
     return [*zip(found, truth, strict=True), (back, delta)]
+
+
+@pytest.mark.parametrize("name", ["gru-published", "gru", "peepholes"])
+def test_what_nobody_wrote_is_no_magnitude(name, monkeypatch):
+    """Matrices of unlike numbers of gates leave places of the scan's buffer alone. NaN there would not be noticed."""
+
+    empty = torch.Tensor.new_empty
+
+    def large(like, *sizes, **rest):
+        memory = empty(like, *sizes, **rest)
+        return memory.fill_(1e30) if memory.is_floating_point() else memory
+
+    case = Case(name, WIDE[name], 3, 4)
+    tensors = grid.draw(case, grid.fresh_seed())
+    monkeypatch.setattr(torch.Tensor, "new_empty", large)
+    for found, truth in on_tensor_cores(case, tensors, (2, 1, 4, 4, 1)):
+        assert by_row(found, truth) < 1e-5
 
 
 # ---- the whole card, products on the tensor cores

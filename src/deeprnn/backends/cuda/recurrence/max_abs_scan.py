@@ -133,7 +133,8 @@ class MaxAbsScan:
         self.jobs = jobs = scan_jobs(schedule, shape)
         self.device, self.members, self.keep = like.device, shape.members, (inputs, rows)
         pieces = [piece for matrix in schedule.matrices for piece in matrix.pieces]
-        self.buffer = (like.new_zeros if None in pieces else like.new_empty)((jobs.size,))
+        missing = None in pieces or len({len(matrix.pieces) for matrix in schedule.matrices}) > 1
+        self.buffer = (like.new_zeros if missing else like.new_empty)((jobs.size,))
         fields, base = list(jobs.fields), self.buffer.data_ptr()
         for j, piece in enumerate(filter(None, pieces)):
             tensor = inputs.matrices[piece.matrix]
