@@ -273,17 +273,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("kernels", nargs="*", choices=[*KERNELS, []], default=list(KERNELS))
+    parser.add_argument(
+        "kernels", nargs="*", metavar="KERNEL", help=f"of {', '.join(KERNELS)}; all when empty"
+    )
     parser.add_argument(
         "--best", type=int, default=7, help="shapes of each kernel, cell, batch and direction"
     )
     parser.add_argument("--distinct", action="store_true", help="one shape of each structure")
     parser.add_argument("--seconds", type=float, default=1e9, help="no shape begins after these")
-    parser.add_argument("--commit", help="the code's commit, where the copy has no repository")
     args = parser.parse_args()
+    if unknown := [name for name in args.kernels if name not in KERNELS]:
+        parser.error(f"no kernel {unknown[0]!r}: there are {', '.join(KERNELS)}")
     args.out.mkdir(parents=True, exist_ok=True)
     deadline = time.perf_counter() + args.seconds
-    wanted = list(shapes(args.kernels, args.best, args.distinct))
+    wanted = list(shapes(args.kernels or list(KERNELS), args.best, args.distinct))
     with ProcessPoolExecutor(
         mp_context=get_context("fork")
     ) as pool:  # forked before anything touches the GPU
@@ -293,7 +296,7 @@ def main() -> None:
     with open(args.out / "sweep.jsonl", "w", encoding="utf-8") as file:
         say = partial(print, file=file, flush=True)
         about = surroundings("cuda")
-        say(json.dumps(about | {"commit": about["commit"] or args.commit}))
+        say(json.dumps(about))
         for shape in wanted:
             if time.perf_counter() > deadline:
                 break

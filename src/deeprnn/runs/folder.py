@@ -405,7 +405,12 @@ def command_line() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the code, None outside a git checkout; `+` marks a checkout with changes."""
+    """The commit of the code, None outside a git checkout; `+` marks a checkout with changes.
+
+    $DEEPRNN_COMMIT goes first: where code was copied to another machine, only who copied it knows.
+    """
+    if told := os.environ.get("DEEPRNN_COMMIT"):
+        return told
     here = Path(__file__).parent
 
     def git(*words: str) -> str | None:
