@@ -319,7 +319,8 @@ def test_of_the_measured_shapes_of_the_whole_card_a_fast_one_is_taken():
 MEASURED = {
     "rnn2048": rnn(2048), "dts1024": dts(1024), "dts2048": dts(2048), "rhn400": highway(400, 5),
     **{f"{name}{h}": by_name(h)[name] for name in ("gru", "lstm") for h in (128, 256, 512, 1024)},
-    "rhn256": highway(256, 5), "rhn830": highway(830, 10), "deep5-400": transition((400,) * 5, ("sigmoid",) * 5, "last"),
+    "rhn256": highway(256, 5), "rhn830": highway(830, 10),
+    "deep5-400": transition((400,) * 5, ("sigmoid",) * 5, "last"),
 }  # fmt: skip
 
 
