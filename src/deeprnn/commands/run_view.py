@@ -83,7 +83,7 @@ class View:
         if self.live is None or now - self.looked < REFRESH:
             return
         self.looked = now
-        self.live.update(self._line(trainer, now))
+        self.live.update(self._line(trainer, now), refresh=True)
 
     def scored(self, trainer: Trainer, split: str, done: int, total: int) -> None:
         """Show how far the scoring of a split has come."""
@@ -91,7 +91,7 @@ class View:
         if self.live is None or now - self.looked < REFRESH:
             return
         self.looked = now
-        self.live.update(styled(f"  scoring {split} ", *_bar(done, total), f" {done}/{total}"))
+        self.live.update(styled(f"  scoring {split} ", *_bar(done, total), f" {done}/{total}"), refresh=True)
 
     def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
         """One line for the epoch."""
