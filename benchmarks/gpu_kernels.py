@@ -165,7 +165,7 @@ def first_ones(plans: list[KernelPlan], best: int, distinct: bool) -> list[Kerne
     """Those that the cost model ranks first; `distinct`: of each structure only one."""
     found: dict[Any, KernelPlan] = {}
     for i, plan in enumerate(sorted(plans, key=lambda p: p.cost)):
-        names = ("cluster", "threads", "way", "streams", "finishers", "team", "teams")
+        names = ("cluster", "threads", "through_l2", "streams", "finishers", "team", "teams")
         found.setdefault(tuple(getattr(plan, n, None) for n in names) if distinct else i, plan)
     return list(found.values())[:best]
 

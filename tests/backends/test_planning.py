@@ -65,19 +65,14 @@ def case_of(row: dict) -> tuple[int, int, bool]:
     return row["batch"], row["members"], row["backward"]
 
 
-def tensor_core_shape(p: dict) -> tuple[int | str, ...]:
-    """What a measured plan says of its shape; older files say only whether L2 was on the way."""
-    way = p["way"] if "way" in p else "l2" if p["through_l2"] else "lanes"
-    return *(p[name] for name in ("cluster", "mgroups", "kgroups", "rows", "streams")), way, p["finishers"]
-
-
 def plan_of(row: dict) -> KernelPlan:
     """The measured shape as the planner sees it."""
     batch, members, backward = case_of(row)
     common = (schedule(DTS, backward), batch, members, False, H200)
     p = row["plan"]
     if p["path"] == "mma":
-        plan = tensor_core_plan(*common, *tensor_core_shape(p))
+        names = ("cluster", "mgroups", "kgroups", "rows", "streams", "through_l2", "finishers")
+        plan = tensor_core_plan(*common, *(p[name] for name in names))
     else:
         plan = cluster_plan(*common, p["cluster"], p["threads"], p["klanes"], p["vec"], p["rows"])
     assert plan is not None
@@ -370,8 +365,17 @@ def test_of_the_measured_shapes_that_scale_by_tiles_a_fast_one_is_taken():
         p = row["plan"]
         if p["path"] != "gates":
             continue
+        shape = (
+            p["cluster"],
+            p["mgroups"],
+            p["kgroups"],
+            p["rows"],
+            p["streams"],
+            p["through_l2"],
+            p["finishers"],
+        )
         own = schedule(MEASURED[row["cell"]], row["backward"])
-        plan = tensor_core_plan(own, row["batch"], 1, False, H200, *tensor_core_shape(p))
+        plan = tensor_core_plan(own, row["batch"], 1, False, H200, *shape)
         assert plan is not None
         assert (plan.shared, list(plan.kept)) == (p["shared"], p["kept"])
         cases.setdefault((row["cell"], row["batch"]), []).append((plan.cost, row["us_per_step"]))

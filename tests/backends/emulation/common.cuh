@@ -156,11 +156,6 @@ template <int BLOCKS> INLINE void copy_round(u32 to, const void* from, u32 bytes
     under_way.push_back({map_rank(to, d), (const u8*)from, bytes, map_rank(bar, d)});
   }
 }
-INLINE void copy_to(u32 to, u32 from, u32 bytes, u32 bar) {
-  if (bytes == 0 || bytes % 16 || from % 16) fail("a copy is of no bytes, not of 16, or misaligned");
-  for (u32 i = 0; i < bytes; i += 16) at(from + i, 16), at(to + i, 16, false);
-  under_way.push_back({to, at(from, 16), bytes, bar});
-}
 INLINE void carry() {
   if (under_way.empty() || machine.random() % 4) return;
   size_t chosen = machine.random() % under_way.size();

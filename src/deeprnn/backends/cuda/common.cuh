@@ -94,11 +94,6 @@ template <int BLOCKS> INLINE void copy_round(u32 to, const void* from, u32 bytes
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
                ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"((unsigned short)((1u << BLOCKS) - 1)) : "memory");
 }
-// From shared memory to a place in another block's, where the bytes are counted.
-INLINE void copy_to(u32 to, u32 from, u32 bytes, u32 bar) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               ::"r"(to), "r"(from), "r"(bytes), "r"(bar) : "memory");
-}
 INLINE void copy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Registers of each thread of this warpgroup from here on (sm_90a).
 template <int N> INLINE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }

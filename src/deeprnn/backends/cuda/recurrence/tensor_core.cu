@@ -22,7 +22,7 @@
 // blocks, and an arrival of each finisher that had a tile of it: so whoever has a vector knows that the sums it was made
 // of have been read, and one place for sums a stream suffices.
 //
-// Macros: MAT_REGS CLUSTER MGROUPS KGROUPS FINISHERS FINISHER_REGS NTILES ROWS STREAMS SENDING TILE_SCALES BY_FIRST_STATE
+// Macros: MAT_REGS CLUSTER MGROUPS KGROUPS FINISHERS FINISHER_REGS NTILES ROWS STREAMS THROUGH_L2 TILE_SCALES BY_FIRST_STATE
 //         BOUNDED SLOPES SCANNED BF16; the rest is in the generated cell.cuh.
 #include "common.cuh"
 #include "cell.cuh"
@@ -110,7 +110,7 @@ template <int S> INLINE void finish_task(const Params& p, const Thread& th, cons
   constexpr int N = per_warp(S), K = sent(S);
   int q = v.q, step = v.step;
   Way way[N * K];
-  if (!BY_LANES)
+  if (THROUGH_L2)
 #pragma unroll
     for (int j = 0; j < N * K; j++) way[j] = way_of<S>(th, task<S>(th, j / K), j % K, q, step);
   u32 bar = barrier_of<S>(th.base, q, step);
@@ -129,18 +129,13 @@ template <int S> INLINE void finish_task(const Params& p, const Thread& th, cons
   }
   bool leaves = is_sent<S>(p, step);
   if (leaves) {
-    if (!BY_LANES) copy_fence();
+    if (THROUGH_L2) copy_fence();
     __syncwarp();
-    if (BY_COPIES && th.lane < CLUSTER)   // a lane for each block
-#pragma unroll
-      for (int j = 0; j < N * K; j++)
-        if (way[j].bytes > 0)
-          copy_to(map_rank(way[j].to, th.lane), leaving<S>(th, task<S>(th, j / K), j / K, j % K, q, step), way[j].bytes, map_rank(bar, th.lane));
     if (th.lane == 0) {
       if (THROUGH_L2)
 #pragma unroll
         for (int j = 0; j < N * K; j++)
-          if (way[j].bytes > 0) copy_out(way[j].between, leaving<S>(th, task<S>(th, j / K), j / K, j % K, q, step), way[j].bytes);
+          if (way[j].bytes > 0) copy_out(way[j].between, leaving<S>(th, j), way[j].bytes);
       barrier_arrive(bar);
     }
   }

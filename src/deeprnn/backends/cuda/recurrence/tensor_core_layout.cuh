@@ -20,10 +20,7 @@ constexpr int PARTS = BF16 ? 1 : 2;                                // of a weigh
 constexpr int ENTRY = 16;                                          // bytes of a lane in a tile of a vector
 constexpr int HEAD = TILE_SCALES ? 32 : 0;                         // what undoes the scales of a tile's batch rows, before it
 constexpr int TILE_BYTES = HEAD + 32 * ENTRY;
-// How finished tiles reach the other blocks: stored there by every lane; by the copy engine, from shared memory to one block
-// after the other; or by it to L2 and from there to all blocks at once.
-constexpr bool BY_LANES = SENDING == 0, BY_COPIES = SENDING == 1, THROUGH_L2 = SENDING == 2;
-static_assert(!BY_LANES || !TILE_SCALES, "scales travel with their tile, in one copy");
+static_assert(THROUGH_L2 || !TILE_SCALES, "scales travel with their tile, in one copy");
 constexpr int TAIL = ROWS - 8 * (NTILES - 1);                      // batch rows of the last tile
 CONST int tiles(int s) { return up(size(s), 16); }                 // of units; a vector has as many for each number a unit
 CONST int vector_tiles(int s) { return tiles(s) * sent(s); }
@@ -38,7 +35,7 @@ constexpr int KINDS = TILE_SCALES || NTILES > 2 || most_gates() > 1 ? 1 : 3;    
 CONST int work(int s) { return most(s) * NTILES; }                 // tiles that a block finishes in a task
 CONST int most_work() { int n = 0; for (int s = 0; s < DEPTH; s++) n = work(s) > n ? work(s) : n; return n; }
 // One stream, stores by every lane: tiles of the last round are finished by several warps, each for some blocks.
-constexpr bool SHARED_OUT = STREAMS == 1 && BY_LANES && SLOTS == 0;
+constexpr bool SHARED_OUT = STREAMS == 1 && !THROUGH_L2 && SLOTS == 0;
 // Finishers that a task has, the same ones every GAP tasks. A barrier tells its phases apart by parity, so who waits for
 // a stream's sums must know that those before them came; tasks are multiplied in order: GAP is at most STREAMS.
 constexpr int AT_ONCE = SHARED_OUT || most_work() > FINISHERS ? FINISHERS : most_work();
@@ -72,12 +69,10 @@ CONST int vector_offset(int s) {
   return n;
 }
 constexpr int PARTIAL = vector_offset(DEPTH), PARTIAL_BYTES = widest() * WARPS * NTILES * 512;
-// Finished tiles on their way out. Through L2: one place for each tile that a finisher has in a task. Copies to other blocks
-// may be late: two places for each tile of each stream, in turns. Who has the sums of the task after the next knows that all
-// blocks have what went before.
-CONST int leaving_tiles(int s) { return (BY_COPIES ? work(s) : per_warp(s)) * sent(s); }
+// Finished tiles on their way out: one place for each tile that a finisher has in a task.
+CONST int leaving_tiles(int s) { return per_warp(s) * sent(s); }
 CONST int most_leaving() { int n = 0; for (int s = 0; s < DEPTH; s++) n = leaving_tiles(s) > n ? leaving_tiles(s) : n; return n; }
-constexpr int LEAVING = PARTIAL + STREAMS * PARTIAL_BYTES, LEAVING_BYTES = BY_LANES ? 0 : (BY_COPIES ? 2 * STREAMS : FINISHERS) * most_leaving() * TILE_BYTES;
+constexpr int LEAVING = PARTIAL + STREAMS * PARTIAL_BYTES, LEAVING_BYTES = THROUGH_L2 ? FINISHERS * most_leaving() * TILE_BYTES : 0;
 // The cluster's part of the exchange buffer: a place for each tile of each vector and stream.
 CONST int exchange_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += STREAMS * vector_bytes(i); return n; }
 // Weights that registers cannot hold, round by round; in the last one perhaps only some warps have a tile.

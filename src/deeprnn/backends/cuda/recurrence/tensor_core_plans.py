@@ -29,18 +29,16 @@ NARROW_COST = 1.1  # of such a kernel, or one in bf16, with few warps side by si
 class Sending(NamedTuple):
     """How finished tiles reach the other blocks, and how many warps finish them."""
 
-    way: str
-    """lanes: stored there by every lane; copies: by the copy engine, one block after the other; l2: by way of L2"""
+    through_l2: bool
     finishers: int
 
 
-WAYS = ("lanes", "copies", "l2")  # as SENDING in tensor_core_layout.cuh
 # Eight finishing warps leave the multiplying ones fewer registers for the weights: worth it where tiles take long to
 # finish. Stores by every lane are slower where scales travel too, and where several streams take turns.
-ONE_STREAM = (Sending("l2", 4), Sending("lanes", 4))
-SEVERAL_STREAMS = (Sending("l2", 4),)
-ONE_STREAM_OF_TILES = (Sending("l2", 4),)
-SEVERAL_STREAMS_OF_TILES = (Sending("l2", 4), Sending("l2", 8))
+ONE_STREAM = (Sending(True, 4), Sending(False, 4))
+SEVERAL_STREAMS = (Sending(True, 4),)
+ONE_STREAM_OF_TILES = (Sending(True, 4),)
+SEVERAL_STREAMS_OF_TILES = (Sending(True, 4), Sending(True, 8))
 
 
 class Ranges(NamedTuple):
@@ -101,8 +99,8 @@ class TensorCorePlan(KernelPlan):
     """warps that share the inner dimension"""
     streams: int = 1
     """parts of the rows that take turns, so that one computes while another travels"""
-    way: str = "l2"
-    """how finished tiles reach the other blocks"""
+    through_l2: bool = True
+    """whether finished tiles go to L2 and from there to all blocks at once"""
     finishers: int = 4
     """warps that finish tiles"""
     finisher_registers: int = 56
@@ -136,7 +134,7 @@ class TensorCorePlan(KernelPlan):
         return {
             "CLUSTER": self.cluster, "MGROUPS": self.mgroups, "KGROUPS": self.kgroups, "ROWS": rows,
             "STREAMS": self.streams, "NTILES": up(rows, 8), "FINISHERS": self.finishers,
-            "FINISHER_REGS": self.finisher_registers, "SENDING": WAYS.index(self.way),
+            "FINISHER_REGS": self.finisher_registers, "THROUGH_L2": int(self.through_l2),
             "TILE_SCALES": int(self.ranges is None), "BY_FIRST_STATE": int(ranges.by_first_state),
             "BOUNDED": listed(ranges.bounded[order]),
             "SLOPES": ",".join(f"{x:.6g}f" if "." in f"{x:.6g}" else f"{x:.6g}.0f" for x in ranges.slopes[order]),
@@ -180,7 +178,7 @@ def tensor_core_plans(
 
 def tensor_core_plan(
     schedule: Schedule, batch: int, members: int, bf16: bool, device: Device,
-    cluster: int, mgroups: int, kgroups: int, rows: int, streams: int = 1, way: str = "l2",
+    cluster: int, mgroups: int, kgroups: int, rows: int, streams: int = 1, through_l2: bool = True,
     finishers: int = 4,
 ) -> TensorCorePlan | None:  # fmt: skip
     """One shape, sizes as in the kernel. `rows` are those of all streams."""
@@ -216,19 +214,14 @@ def tensor_core_plan(
             inner = (n - 1 - kept[j]) * kgroups + vector_tiles[matrices[j].source] - (n - 1) * kgroups
             shared += inner * sums[matrices[j].stage] * mgroups * words_of_weight * 512
     shared += streams * max(sums) * warps * ntiles * 512  # sums
-    if way != "lanes":  # tiles on their way
-        own_tiles = [
-            up(n, cluster) * ntiles
-            if way == "copies"
-            else _tiles_of_a_finisher(n, cluster, ntiles, finishers, max(tiles))
-            for n in tiles
-        ]
+    if through_l2:
+        own_tiles = [_tiles_of_a_finisher(n, cluster, ntiles, finishers, max(tiles)) for n in tiles]
         leaving = max(n * stage.sent for n, stage in zip(own_tiles, stages, strict=True))
-        shared += (2 * streams if way == "copies" else finishers) * leaving * tile_bytes(ranges)
+        shared += finishers * leaving * tile_bytes(ranges)  # on their way
     if shared > device.shared_limit:
         return None
     cost = _cycles(
-        schedule, ranges, cluster, mgroups, kgroups, finishers, rows // streams, streams, way, kept
+        schedule, ranges, cluster, mgroups, kgroups, finishers, rows // streams, streams, through_l2, kept
     )
     cost *= SCALED_COST if scalers else 1.0
     if kgroups < 4 and (bf16 or scalers or ranges is None):
@@ -236,9 +229,9 @@ def tensor_core_plan(
     # Weights in shared memory are in the way of everything else there.
     cost *= 1 + (0.25 if streams > 1 else 0.1) * (1 - sum(kept) / sum(rounds))
     cost *= waves(batch, members, rows, cluster, device)
-    words = streams * sum(vector_tiles) * ntiles * tile_bytes(ranges) // 4 if way == "l2" else 0
+    words = streams * sum(vector_tiles) * ntiles * tile_bytes(ranges) // 4 if through_l2 else 0
     return TensorCorePlan(
-        cluster, threads, rows, shared, bf16, cost, mgroups, kgroups, streams, way, finishers, own,
+        cluster, threads, rows, shared, bf16, cost, mgroups, kgroups, streams, through_l2, finishers, own,
         tuple(kept), words, ranges, depth, schedule.backward,
     )  # fmt: skip
 
@@ -316,7 +309,7 @@ def _tables(schedule: Schedule, ranges: Ranges | None, streams: int, ntiles: int
 
 def _cycles(
     schedule: Schedule, ranges: Ranges | None, cluster: int, mgroups: int, kgroups: int, finishers: int, rows: int,
-    streams: int, way: str, kept: Sequence[int],
+    streams: int, through_l2: bool, kept: Sequence[int],
 ) -> float:  # fmt: skip
     """Cycles per step, before the factors of `tensor_core_plan`; it only ranks shapes.
 
@@ -341,7 +334,7 @@ def _cycles(
                 apart = max(0, inner - kept[j] * kgroups)
                 work[schedule.critical[j]] += own * (8.94 * inner * ntiles * 3 / 4 + 4.75 * apart * 2)
         received = up(stage.size, 16) * stage.sent * rows * 64
-        away = 304 + 0.031 * received if way != "lanes" else 0.0702 * received
+        away = 304 + 0.031 * received if through_l2 else 0.0702 * received
         away += 44.4 * kgroups + 9.1 * (finishers - 4)
         link = 432 + (0 if schedule.backward else 90) + work[True] + away + max(0.0, work[False] - away)
         more = up(most * ntiles, finishers) - 1  # tiles after a finisher's first
@@ -353,7 +346,7 @@ def _cycles(
         multiplying += (
             244 + (40 if schedule.backward else 0) + 23 * (finishers - 4) + work[True] + work[False]
         )
-        task: float = (1203 if way != "lanes" else 2103) + 2 * epilogue
+        task: float = (1203 if through_l2 else 2103) + 2 * epilogue
         if ranges is None:
             task = (3130 + 382 * beside) * (1.3 if finishers > 4 else 1.0)
         finishing += most * ntiles / used * task

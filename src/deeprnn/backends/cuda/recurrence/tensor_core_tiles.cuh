@@ -104,9 +104,9 @@ template <int S> INLINE void total(const Thread& th, const Task& it, int q, int 
   }
 }
 
-// Pass a finished tile on to every block, this one too. Each lane stores its 16 bytes into all of them; or the copy engine
-// takes the tile there; or it goes to L2 and from there by one copy to the whole cluster: that takes two trips, but a
-// block's tiles leave it once and not once for each other block.
+// Pass a finished tile on to every block, this one too. Either each lane stores its 16 bytes into all of them, or the tile
+// goes to L2 and from there by one copy to the whole cluster: that takes two trips, but a block's tiles leave it
+// once and not once for each other block.
 template <int S> INLINE void send_tile(const Thread& th, const Task& it, int share, int tile, const u32 (&words)[4], int q, int step) {
   u32 at = vector_of<S>(th, q, step) + (tile * NTILES + it.nt) * TILE_BYTES + (column_of(th) * 4 + th.lane / 8) * ENTRY;
   u32 bar = barrier_of<S>(th.base, q, step);
@@ -117,12 +117,7 @@ template <int S> INLINE void send_tile(const Thread& th, const Task& it, int sha
     if (d < each && (each * share == CLUSTER || to < CLUSTER)) send4(map_rank(at, to), words, map_rank(bar, to));
   }
 }
-// Where number `part` of the finisher's j-th tile leaves from.
-template <int S> INLINE u32 leaving(const Thread& th, const Task& it, int j, int part, int q, int step) {
-  int place = th.number * fixed<most_leaving()> + j * sent(S) + part;
-  if (BY_COPIES) place = (q * 2 + ((step * DEPTH + S) & 1)) * fixed<most_leaving()> + (it.local * NTILES + it.nt) * sent(S) + part;
-  return th.base + LEAVING + place * TILE_BYTES;
-}
+template <int S> INLINE u32 leaving(const Thread& th, int j) { return th.base + LEAVING + (th.number * most_leaving() + j) * TILE_BYTES; }
 // Where a tile goes. All of it is known before the sums are, and pinned then: computed when the tile is ready, it
 // would add to the time of every stage.
 struct Way { u8* between; u32 to, bytes; };
@@ -272,11 +267,11 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
     u32 words[4];
     float own = TILE_SCALES ? scale_of_tile<8, 16>(y[k]) : by.own;
     tile_words(y[k], own, words);   // by all lanes: the branch is around a store alone
-    u32 at = leaving<S>(th, it, j, k, q, step);
+    u32 at = leaving<S>(th, j * K + k);
     if (TILE_SCALES && th.lane / 8 == 0) store_shared(at + column_of(th) * 4, inverse(own));   // also where no row is
     if (!leaves) continue;
-    if (BY_LANES) send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, q, step);
-    else store_words(at + HEAD + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
+    if (THROUGH_L2) store_words(at + HEAD + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
+    else send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, q, step);
   }
 }
 // Write what the tile's units store.
