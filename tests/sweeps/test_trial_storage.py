@@ -16,11 +16,11 @@ import pytest
 from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.sweeps.folder import read_owner
-from deeprnn.sweeps.spec import Spec, load_spec, recipe_text
+from deeprnn.sweeps.spec import Spec, load_spec
 from deeprnn.sweeps.trial_storage import same_place, shown
 from deeprnn.sweeps.winner import score_winner
 from tests.sweeps.postgresql import PASSWORD, Server
-from tests.sweeps.toys import Quiet, spec, sweep
+from tests.sweeps.toys import Quiet, as_file, spec, sweep
 
 SECRETS = (PASSWORD, "a%2Bsecret", "secret", "hush-hush")
 SHORT: dict[str, Any] = {"overrides": {"stop.epochs": 1}, "trials": 2}
@@ -105,10 +105,7 @@ def server() -> Iterator[Server]:
 
 def command(which: Spec, folder: Path, url: str) -> list[str]:
     """`deeprnn sweep` with this sweep as a file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mine.toml").write_text(which.to_toml("mine-recipe.toml"))
-    (folder / "mine-recipe.toml").write_text(recipe_text(which))
-    words = ["sweep", str(folder / "mine.toml"), "--out", str(folder / "s"), "--jobs", "1", "--pack", "2"]
+    words = ["sweep", str(as_file(which, folder)), "--out", str(folder / "s"), "--jobs", "1", "--pack", "2"]
     return [sys.executable, "-m", "deeprnn", *words, "--storage", url]
 
 

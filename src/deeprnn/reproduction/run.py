@@ -18,7 +18,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from deeprnn.reproduction.job import Place, Say, run_job
 from deeprnn.reproduction.plan import Job, Plan, make_plan, spans, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
 from deeprnn.runs.locking import lock_of_the_dead
-from deeprnn.sweeps.engines import ASK, Engine, Wish, make_engine
+from deeprnn.sweeps.engines import ASK, Engine, Lost, Wish, make_engine
 from deeprnn.training.loop import NonFinite
 from deeprnn.training.recipe import DataPart, Recipe, parse_value
 from deeprnn.training.saving import catch_signals
@@ -228,7 +228,8 @@ class _Runner:
             self.budget_over.set()
             self.received.append(int(signal.SIGTERM))
         if self.received and self.on_ray and self.engine is not None:
-            self.engine.board.interrupt(self._why_stopped())
+            with suppress(Lost):  # then the jobs are lost too, and say so
+                self.engine.board.interrupt(self._why_stopped())
         if self.received and self.processes:
             _STOP.budget.value = self.budget_over.is_set()
             _STOP.event.set()

@@ -142,8 +142,10 @@ class _Coordinator:
         """Until every trial has ended, or everybody shall stop."""
         try:
             self._conduct()
+        except Lost as error:  # not of a worker: of the board itself
+            raise UserError(f"{error}: what was saved stays, and the same command goes on") from error
         except BaseException:
-            with suppress(UserError):  # of a cluster that is gone: the error that matters is on its way
+            with suppress(Lost):
                 self.engine.board.interrupt()  # workers save and stop, instead of training on for nobody
             raise
 
