@@ -249,6 +249,7 @@ def model(measured: Path, place: Path, picture: Path) -> None:
         place,
         {
             "measured": measured.name,
+            "measured_at_commit": data["commit"],
             "commit": commit(),
             "versions": environment("cpu"),
             "cores": data["versions"]["cores"],
@@ -288,8 +289,8 @@ def measured_text(m: dict) -> str:
     points, beside, busy = m["points"], m["beside_us"], m["load_before"] > BUSY
     noted = f"others kept the machine busy (a load of {m['load_before']:.1f})" if busy else "an idle machine"
     how = (
-        f"**Measured** on {m['cores']} cores, CPU, {noted} (`cpu.json`, commit {m['commit']}): RNN of {HIDDEN} units, "
-        f"{PITCHES} inputs and outputs, chunks of {CHUNK} steps, one thread a process, gloo over loopback; the least "
+        f"**Measured** on {m['cores']} cores, CPU, {noted} (`cpu.json`, commit {m['measured_at_commit']}): RNN of "
+        f"{HIDDEN} units, {PITCHES} inputs and outputs, chunks of {CHUNK} steps, one thread a process, gloo over loopback; the least "
         f"of {ROUNDS} rounds. The fit to one process is {ms(m['fixed_us'])} ms + {ms(m['each_lane_us'])} ms a lane; to "
         f"each of two that train beside each other and share nothing, {ms(beside['fixed'])} ms + "
         f"{ms(beside['each_lane'])} ms; the all-reduce of {m['bytes'] / 1000:.0f} kB takes {ms(m['allreduce_us'])} ms."
@@ -299,11 +300,11 @@ def measured_text(m: dict) -> str:
     heads = ["lanes", "one process, ms", "two, ms", "two by the model, ms", "two simulated, ms"]
     ratios = [p["two_us"] / p["two_model_us"] for p in points]
     gains = {p["lanes"]: p["one_us"] / p["two_us"] for p in points}
-    first = next((lanes for lanes, gain in gains.items() if gain > 1), None)
+    faster = ", ".join(str(lanes) for lanes, gain in gains.items() if gain > 1)
     found = (
-        "Two processes are nowhere faster than one."
-        if first is None
-        else f"Two processes are faster than one from {first} lanes, and at most {max(gains.values()):.2g} times."
+        f"Two processes are faster than one at {faster} lanes, at most {max(gains.values()):.2g} times."
+        if faster
+        else "Two processes are nowhere faster than one."
     )
     found += f" What two take is {min(ratios):.2g} to {max(ratios):.2g} times what the model says."
     if busy:
