@@ -288,12 +288,16 @@ def measured_text(m: dict) -> str:
     """What was measured of one run, and how far the model is from it."""
     points, beside, busy = m["points"], m["beside_us"], m["load_before"] > BUSY
     noted = f"others kept the machine busy (a load of {m['load_before']:.1f})" if busy else "an idle machine"
+    alone, each_beside = (
+        f"{ms(first)} ms + {ms(each)} ms"
+        for first, each in ((m["fixed_us"], m["each_lane_us"]), (beside["fixed"], beside["each_lane"]))
+    )
     how = (
         f"**Measured** on {m['cores']} cores, CPU, {noted} (`cpu.json`, commit {m['measured_at_commit']}): RNN of "
-        f"{HIDDEN} units, {PITCHES} inputs and outputs, chunks of {CHUNK} steps, one thread a process, gloo over loopback; the least "
-        f"of {ROUNDS} rounds. The fit to one process is {ms(m['fixed_us'])} ms + {ms(m['each_lane_us'])} ms a lane; to "
-        f"each of two that train beside each other and share nothing, {ms(beside['fixed'])} ms + "
-        f"{ms(beside['each_lane'])} ms; the all-reduce of {m['bytes'] / 1000:.0f} kB takes {ms(m['allreduce_us'])} ms."
+        f"{HIDDEN} units, {PITCHES} inputs and outputs, chunks of {CHUNK} steps, one thread a process, gloo over "
+        f"loopback; the least of {ROUNDS} rounds. The fit to one process is {alone} a lane; to each of two that train "
+        f"beside each other and share nothing, {each_beside}; the all-reduce of {m['bytes'] / 1000:.0f} kB takes "
+        f"{ms(m['allreduce_us'])} ms."
     )
     keys = ("one_us", "two_us", "two_model_us", "two_simulated_us")
     rows = [[str(p["lanes"]), *(ms(p[key]) for key in keys)] for p in points]

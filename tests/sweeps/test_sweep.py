@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -132,6 +135,52 @@ def test_a_crash_in_a_trial_is_its_reason(tmp_path, monkeypatch):
     outcome = sweep(spec({"model.hidden": [[5], [7]]}, sampler="grid"), tmp_path / "s")
     assert [t.state for t in outcome.trials] == ["complete", "failed"]
     assert outcome.trials[1].reason == "RuntimeError: the sky fell"
+
+
+def test_of_a_pack_that_crashes_only_the_trial_at_fault_fails(tmp_path, monkeypatch):
+    real = packs.Trainer
+
+    def crash(recipe, *arguments, variants, **options):
+        if any(variant.optimiser.clip == 7.0 for variant in variants):
+            raise RuntimeError("the sky fell")
+        return real(recipe, *arguments, variants=variants, **options)
+
+    monkeypatch.setattr(packs, "Trainer", crash)
+    view, which = Quiet(), spec({"optimiser.clip": [0.5, 7.0, 1.0]}, sampler="grid")
+    outcome = sweep(which, tmp_path / "s", view=view)
+    assert [t.state for t in outcome.trials] == ["complete", "failed", "complete"]
+    assert outcome.trials[1].reason == "RuntimeError: the sky fell"
+    assert view.remarks == ["pack 0: RuntimeError: the sky fell; its trials are trained one at a time"]
+    assert not list((tmp_path / "s/packs").iterdir())
+
+
+def test_a_worker_that_dies_takes_no_other_with_it():
+    """Not even one that dies while it has nothing to do."""
+    with LocalEngine("cpu", 2) as engine:
+        first = engine.submit(_wait_for_a_report)
+        second = engine.submit(_kill_oneself)
+        with pytest.raises(Lost, match="a worker process died"):
+            second.result(timeout=60)
+        engine.board.report(0, [])
+        (worker,) = {first.result(timeout=60)}
+        os.kill(worker, signal.SIGKILL)
+        engine.board.report(0, [])
+        third = engine.submit(_wait_for_a_report)
+        try:
+            assert third.result(timeout=60) != worker
+        except Lost:  # its end was noticed only then
+            engine.board.report(0, [])
+            assert engine.submit(_wait_for_a_report).result(timeout=60) != worker
+
+
+def _wait_for_a_report(board, device) -> int:
+    while not board.drain():
+        time.sleep(0.05)
+    return os.getpid()
+
+
+def _kill_oneself(board, device) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])

@@ -79,6 +79,7 @@ def _check_search(study: Study, folder: Path, owner: Owner | None, storage: str)
     if (
         owner is not None
         and storage
+        and (folder / "packs").exists()
         and not same_place(storage, owner.storage or str(folder / JOURNAL))
         and not any(trial.owner == owner.name for trial in study.trials())
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -281,10 +281,15 @@ class _Coordinator:
         results: list[Result] | None = None if error is not None else future.result()
         if error is None and results is None:
             return  # interrupted: saved, to be gone on with
-        for trial in dict.fromkeys(pack.trials):
-            own = [m for m, t in enumerate(pack.trials) if t == trial]
-            if {*own} & {*self.stopped.get(pack.number, ())}:
-                continue  # told already
+        stopped = {*self.stopped.get(pack.number, ())}
+        members = {trial: [m for m, t in enumerate(pack.trials) if t == trial] for trial in pack.trials}
+        alive = {
+            trial: own for trial, own in members.items() if not {*own} & stopped
+        }  # others were told already
+        if error is not None and len(alive) > 1:
+            self._take_apart(pack, alive, _told(error))
+            return
+        for trial, own in alive.items():
             if results is not None:
                 self._conclude(trial, [results[m] for m in own])
             elif error is not None:
@@ -293,6 +298,16 @@ class _Coordinator:
         if self.store is not None:
             self._fetch(pack)
         self._drop_parameters()
+
+    def _take_apart(self, pack: Pack, alive: Collection[int], why: str) -> None:
+        """Train the trials of a pack that crashed each by itself: only the one at fault shall fail."""
+        self.view.say(f"pack {pack.number}: {why}; its trials are trained one at a time")
+        for trial in self.study.trials():
+            if trial.number in alive:
+                self._pack([trial])
+        self._remove_pack(self.settings.folder / pack.folder)
+        if self.store is not None:
+            self.store.remove(pack.folder)
 
     def _conclude(self, trial: int, results: Sequence[Result]) -> None:
         failed = next((r for r in results if r.failed or r.valid is None), None)
