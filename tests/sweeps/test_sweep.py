@@ -12,9 +12,12 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from deeprnn.cli import main
 from deeprnn.errors import UserError
@@ -399,11 +402,26 @@ def test_the_page_holds_every_trial_and_no_address(tmp_path):
     assert not [word for word in page.split() if word.startswith(("src=http", "href=http"))]
 
 
-def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path):
+class Remembering(MemoryFileSystem):
+    """As object stores are: no renames, and a listing stays what it was until it is asked for anew."""
+
+    protocol = "remembering"
+    listings: dict[str, Any] = {}  # noqa: RUF012
+
+    def ls(self, path, detail=True, **options):
+        return self.listings.setdefault(path, super().ls(path, detail=detail, **options))
+
+    def invalidate_cache(self, path=None):
+        self.listings.clear()
+
+
+@pytest.mark.parametrize("place", ["file://{}", "remembering://{}"])
+def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path, place):
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
     which = spec(overrides={"stop.epochs": 4})
     pack = Pack(0, (0, 1), tuple(which.recipe_at(which.space.draw(0, n)) for n in (0, 1)))
     whole = train_pack(pack, tmp_path / "whole")
-    store = Store(f"file://{tmp_path}/store")
+    store = Store(place.format(tmp_path / "store"))
     store.check()
     epochs = []
 
@@ -426,6 +444,15 @@ def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path):
     )
     assert again[0] > 1
     assert results == whole
+
+
+def test_a_store_sees_what_another_machine_wrote_since(tmp_path):
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
+    store = Store("remembering://shared")
+    for count, name in enumerate(("last.safetensors", "last.json"), 1):
+        store.fs.pipe_file(f"{store.base}/packs/00000/{name}", b"{}")
+        store.download("packs/00000", tmp_path / str(count))
+        assert len(list((tmp_path / str(count)).iterdir())) == count
 
 
 @pytest.mark.parametrize("url", ["nosuch://bucket/x", "file:///proc/nowhere"])
