@@ -322,7 +322,7 @@ class _Coordinator:
         self._tell(trial)
 
     def _tell(self, number: int) -> None:
-        self.view.ended(next(t for t in reversed(self.study.trials()) if t.number == number))
+        self.view.ended(self.study.trial(number))
 
     def _remove_pack(self, place: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 NAME = "sweep"
+NOBODY = {"name": "", "place": ""}
 ABANDONED = timedelta(minutes=1)
 """after which a begun trial that nobody has put his name on belongs to whoever finds it"""
 STARTUP = 8
@@ -127,7 +128,7 @@ class Study:
         """The trials that this folder has begun and not ended."""
         states, found = self.optuna.trial.TrialState, []
         for frozen in self.study.get_trials(deepcopy=False, states=(states.RUNNING,)):
-            owner = frozen.user_attrs.get("owner", "")
+            owner = frozen.user_attrs.get("owner", NOBODY)["name"]
             forgotten = not owner and (
                 not self.url or datetime.now() - (frozen.datetime_start or datetime.min) > ABANDONED
             )
@@ -138,8 +139,7 @@ class Study:
         return found
 
     def _claim(self, trial: Any) -> None:
-        trial.set_user_attr("owner", self.owner)
-        trial.set_user_attr("place", self.place)
+        trial.set_user_attr("owner", {"name": self.owner, "place": self.place})  # one write, forced to disk
 
     def _suggested(self, trial: Any) -> Trial:
         """The trial with all its values; those that were drawn before a kill stay."""
@@ -150,7 +150,7 @@ class Study:
                 trial.suggest_int(name, int(dimension.low), int(dimension.high), log=dimension.log)
             else:
                 trial.suggest_float(name, dimension.low, dimension.high, log=dimension.log)
-        return self._trial(self.study.get_trials(deepcopy=False)[trial.number])
+        return self.trial(trial.number)
 
     # ---- telling
 
@@ -194,6 +194,10 @@ class Study:
         """All of them."""
         return [self._trial(t) for t in self.study.get_trials(deepcopy=False) if t.number < self.spec.trials]
 
+    def trial(self, number: int) -> Trial:
+        """One of them."""
+        return self._trial(self.study.get_trials(deepcopy=False)[number])
+
     def importances(self) -> dict[str, float]:
         """How much each field decides whether a trial is among the good ones; empty where too few have ended."""
         done = self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState.COMPLETE,))
@@ -218,9 +222,11 @@ class Study:
             for name, value in frozen.params.items()
             if name in self.spec.space.dimensions
         }
-        reason, owner, place = (str(frozen.user_attrs.get(key, "")) for key in ("reason", "owner", "place"))
+        reason, owner = str(frozen.user_attrs.get("reason", "")), frozen.user_attrs.get("owner", NOBODY)
         state = states[frozen.state.name]
-        return Trial(frozen.number, point, state, value, curve, reason, seconds, owner, place)
+        return Trial(
+            frozen.number, point, state, value, curve, reason, seconds, owner["name"], owner["place"]
+        )
 
     # ---- Optuna's words for ours
 
