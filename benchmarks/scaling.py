@@ -1,10 +1,11 @@
 """What more processes and machines give: measured here, modelled, and the model checked by simulation.
 
-    python benchmarks/scaling.py measure results/scaling/cpu.json      # updates and all-reduces of 1 and 2 processes
-    python benchmarks/scaling.py model results/scaling/cpu.json results/scaling/model.json docs/images/scaling.png
+    python benchmarks/scaling.py            # on an idle machine: all of it, with the figures in docs/scaling.md
+    python benchmarks/scaling.py model      # from what was measured before
 
 One run on n processes: an update takes compute(lanes / n) + allreduce(n, bytes). compute(B) = fixed + B * each, fitted
-to updates of one process; allreduce is what two processes here measure, or α + 2 (n - 1) / n * bytes / β for a network.
+to updates of one process, and for two to those of two that train beside each other, each for itself: busy cores share
+caches and memory. allreduce is what two processes here measure, or α + 2 (n - 1) / n * bytes / β for a network.
 A sweep of K trials on m machines: K / m trials after each other, and at the end a wait for the last one.
 """
 
@@ -13,10 +14,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import socket
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -35,9 +38,13 @@ from deeprnn.training.loop import Trainer  # noqa: E402
 from deeprnn.training.ranks import Ranks, joined  # noqa: E402
 from deeprnn.training.recipe import DataPart, ModelPart, Recipe, RegulariserPart  # noqa: E402
 
+MEASURED, MODELLED = ROOT / "results/scaling/cpu.json", ROOT / "results/scaling/model.json"
+PICTURE, PAGE = ROOT / "docs/images/scaling.png", ROOT / "docs/scaling.md"
+BUSY = 0.5
+"""load from which others are said to have been at work"""
 CHUNK, HIDDEN, PITCHES = 50, 200, 88
 LANES = (2, 4, 8, 16, 32, 64, 128)
-ROUNDS = 25
+ROUNDS = 60
 NETWORKS = {  # assumed, not measured: latency α in µs of an all-reduce, bandwidth β in bytes per µs
     "NVLink, one machine": (15.0, 200_000.0),
     "InfiniBand, one rack": (30.0, 40_000.0),
@@ -78,13 +85,14 @@ def least_us(call, ranks: Ranks) -> float:
 
 
 def measure_here(ranks: Ranks) -> dict[str, list[float]]:
-    """µs of an update by all lanes, and of an all-reduce of its message."""
+    """µs of an update by all lanes, of one by this rank's share with nothing summed, and of an all-reduce."""
     torch.set_num_threads(1)
-    out: dict[str, list[float]] = {"update_us": [], "allreduce_us": []}
+    out: dict[str, list[float]] = {"update_us": [], "beside_us": [], "allreduce_us": []}
     for lanes in LANES:
-        one = trainer(lanes, ranks)
-        batches = [plan[0] for plan in one.plans(1)]
-        out["update_us"].append(least_us(lambda one=one, b=batches: one.updater.update(b), ranks))
+        one, own = trainer(lanes, ranks), trainer(lanes // ranks.count, Ranks())
+        for key, made in (("update_us", one), ("beside_us", own)):
+            batches = [plan[0] for plan in made.plans(1)]
+            out[key].append(least_us(lambda made=made, b=batches: made.updater.update(b), ranks))
         message = one.updater.messages[0].whole.clone()
         out["allreduce_us"].append(0.0 if ranks.alone else least_us(lambda m=message: ranks.sum_(m), ranks))
         out["bytes"] = [4 * message.numel()]
@@ -93,7 +101,11 @@ def measure_here(ranks: Ranks) -> dict[str, list[float]]:
 
 def measure(place: Path) -> None:
     """One process, then two that share the lanes; this machine's figures as JSON."""
-    runs = {}
+    runs, load = {}, os.getloadavg()[0]
+    if load > BUSY:
+        print(
+            f"others keep this machine busy (load {load:.1f}): two processes will look slower than they are"
+        )
     for count in (1, 2):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -107,8 +119,7 @@ def measure(place: Path) -> None:
         place,
         {
             "what": f"RNN of {HIDDEN} units, {PITCHES} inputs and outputs, chunks of {CHUNK} steps, fp32, SGD",
-            "machine": "2 cores, CPU",
-            "load": os.getloadavg()[0],
+            "load_before": load,
             "commit": commit(),
             "versions": environment("cpu"),
             "lanes": LANES,
@@ -203,6 +214,7 @@ def model(measured: Path, place: Path, picture: Path) -> None:
     one, two = data["processes"]["1"], data["processes"]["2"]
     lanes, size = data["lanes"], one["bytes"][0]
     fixed, each = fit(lanes, one["update_us"])
+    beside = fit([B // 2 for B in lanes], two["beside_us"])
     reduce_us = statistics.median(two["allreduce_us"])
     points = [
         {
@@ -210,8 +222,8 @@ def model(measured: Path, place: Path, picture: Path) -> None:
             "one_us": a,
             "two_us": b,
             "one_model_us": update_us(1, B, fixed, each, 0),
-            "two_model_us": update_us(2, B, fixed, each, reduce_us),
-            "two_simulated_us": simulate_updates(2, B, fixed, each, reduce_us, 0.1),
+            "two_model_us": update_us(2, B, *beside, reduce_us),
+            "two_simulated_us": simulate_updates(2, B, *beside, reduce_us, 0.1),
         }
         for B, a, b in zip(lanes, one["update_us"], two["update_us"], strict=True)
     ]
@@ -237,10 +249,14 @@ def model(measured: Path, place: Path, picture: Path) -> None:
         place,
         {
             "measured": measured.name,
+            "measured_at_commit": data["commit"],
             "commit": commit(),
             "versions": environment("cpu"),
+            "cores": data["versions"]["cores"],
+            "load_before": data["load_before"],
             "fixed_us": fixed,
             "each_lane_us": each,
+            "beside_us": dict(zip(("fixed", "each_lane"), beside, strict=True)),
             "allreduce_us": reduce_us,
             "bytes": size,
             "break_even_lanes": break_even(fixed, each, reduce_us),
@@ -251,6 +267,85 @@ def model(measured: Path, place: Path, picture: Path) -> None:
         },
     )
     write_atomically(picture, draw(points, sweeps))
+
+
+# ---- the page
+
+
+def table(headings: list[str], rows: list[list[str]], marks: str) -> str:
+    """Markdown; `marks` has l or r for each column."""
+    rule = ["---" if mark == "l" else "---:" for mark in marks]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (headings, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
+
+
+def ms(us: float) -> str:
+    """Three digits of milliseconds."""
+    return f"{us / 1000:.3g}"
+
+
+def measured_text(m: dict) -> str:
+    """What was measured of one run, and how far the model is from it."""
+    points, beside, busy = m["points"], m["beside_us"], m["load_before"] > BUSY
+    noted = f"others kept the machine busy (a load of {m['load_before']:.1f})" if busy else "an idle machine"
+    alone, each_beside = (
+        f"{ms(first)} ms + {ms(each)} ms"
+        for first, each in ((m["fixed_us"], m["each_lane_us"]), (beside["fixed"], beside["each_lane"]))
+    )
+    how = (
+        f"**Measured** on {m['cores']} cores, CPU, {noted} (`cpu.json`, commit {m['measured_at_commit']}): RNN of "
+        f"{HIDDEN} units, {PITCHES} inputs and outputs, chunks of {CHUNK} steps, one thread a process, gloo over "
+        f"loopback; the least of {ROUNDS} rounds. The fit to one process is {alone} a lane; to each of two that train "
+        f"beside each other and share nothing, {each_beside}; the all-reduce of {m['bytes'] / 1000:.0f} kB takes "
+        f"{ms(m['allreduce_us'])} ms."
+    )
+    keys = ("one_us", "two_us", "two_model_us", "two_simulated_us")
+    rows = [[str(p["lanes"]), *(ms(p[key]) for key in keys)] for p in points]
+    heads = ["lanes", "one process, ms", "two, ms", "two by the model, ms", "two simulated, ms"]
+    ratios = [p["two_us"] / p["two_model_us"] for p in points]
+    gains = {p["lanes"]: p["one_us"] / p["two_us"] for p in points}
+    faster = ", ".join(str(lanes) for lanes, gain in gains.items() if gain > 1)
+    found = (
+        f"Two processes are faster than one at {faster} lanes, at most {max(gains.values()):.2g} times."
+        if faster
+        else "Two processes are nowhere faster than one."
+    )
+    found += f" What two take is {min(ratios):.2g} to {max(ratios):.2g} times what the model says."
+    if busy:
+        found += (
+            " Two that wait for each other at every update wait for two free cores at the same time, of which neither "
+            "the model nor the simulation knows."
+        )
+    return "\n\n".join([textwrap.fill(how, 120), table(heads, rows, "rrrrr"), textwrap.fill(found, 120)])
+
+
+def networks_text(m: dict) -> str:
+    """From which update on two processes pay."""
+    known = {
+        "NVLink, one machine": "NVLink, in one machine",
+        "InfiniBand, one rack": "InfiniBand, in one rack",
+    }
+    rows = [[f"{known.get(n['network'], n['network'])} (α = {n['alpha_us']:.0f} µs)", f"{n['allreduce_2_us']:,.0f}",
+             f"{n['break_even_us_of_an_update']:,.0f}"] for n in m["networks_assumed"]]  # fmt: skip
+    rows.append(
+        ["measured: gloo, two processes here", f"{m['allreduce_us']:,.0f}", f"{2 * m['allreduce_us']:,.0f}"]
+    )
+    heads = [
+        f"all-reduce of {m['bytes'] / 1000:.0f} kB between two",
+        "µs",
+        "an update must take more than, µs",
+    ]
+    return table(heads, rows, "lrr")
+
+
+def write_figures(page: Path, modelled: Path) -> None:
+    """Put the figures of this run between the page's marks."""
+    m, text = json.loads(modelled.read_text()), page.read_text(encoding="utf-8")
+    for name, made in (("measured", measured_text(m)), ("networks", networks_text(m))):
+        mark = re.compile(rf"(<!-- {name}:begin -->\n).*?(\n<!-- {name}:end -->)", re.DOTALL)
+        assert mark.search(text), f"{page} has no marks for {name}"
+        text = mark.sub(lambda found, made=made: f"{found[1]}{made}{found[2]}", text)
+    write_atomically(page, text)
 
 
 def draw(points: list[dict], sweeps: list[dict]) -> bytes:
@@ -283,13 +378,22 @@ def draw(points: list[dict], sweeps: list[dict]) -> bytes:
     return out.getvalue()
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "worker":
+def main(words: list[str]) -> None:
+    """Everything, or one step."""
+    if words == ["worker"]:
         with joined(torch.device("cpu")) as everyone:
             figures = measure_here(everyone)
             if everyone.lead:
                 print(json.dumps(figures))
-    elif sys.argv[1] == "measure":
-        measure(Path(sys.argv[2]))
-    else:
-        model(*map(Path, sys.argv[2:5]))
+        return
+    if words not in ([], ["model"]):
+        sys.exit(__doc__)
+    if not words:
+        measure(MEASURED)
+    model(MEASURED, MODELLED, PICTURE)
+    write_figures(PAGE, MODELLED)
+    print(measured_text(json.loads(MODELLED.read_text())))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -42,6 +42,10 @@ class Cluster:
         self.ray.remove_node(self.nodes.pop(0), allow_graceful=False)
         self.nodes.append(self._node())
 
+    def kill_head(self) -> None:
+        """Kill the head, and with it the cluster."""
+        self.ray.remove_node(self.ray.head_node, allow_graceful=False)
+
     def __exit__(self, *_: object) -> None:
         self.ray.shutdown()
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
 
 from deeprnn.errors import UserError
 from deeprnn.sweeps.engines import make_engine
+from deeprnn.sweeps.spec import load_spec
 from tests.sweeps.ray_cluster import Cluster, Killer
-from tests.sweeps.toys import spec, sweep
+from tests.sweeps.toys import Quiet, as_file, spec, sweep
 
+LIMIT = 120
+"""seconds for what others need a moment for"""
 LONG = {"stop.epochs": 40, "save.seconds": 0.2}
 
 
@@ -24,6 +29,31 @@ def test_an_address_where_nobody_answers_is_a_sentence_within_seconds(tmp_path):
     assert time.monotonic() - began < 60
     with pytest.raises(UserError, match="for --engine ray"):
         make_engine("local", "cpu", 1, "127.0.0.1:1")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_dies_ends_the_sweep_with_a_sentence_and_it_goes_on_elsewhere(tmp_path):
+    pytest.importorskip("ray")
+    which = spec(trials=2, overrides={"stop.epochs": 2000, "save.seconds": 0.2})
+    words = ["sweep", str(as_file(which, tmp_path)), "--out", str(tmp_path / "s"), "--engine", "ray"]
+    with Cluster(nodes=1) as cluster:
+        command = [sys.executable, "-m", "deeprnn", *words, "--device", "cpu", "--address", cluster.address]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        until = time.monotonic() + LIMIT
+        while not list(tmp_path.glob("s/packs/*/last.json")):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        cluster.kill_head()
+        out, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 2, out
+    assert "the Ray cluster answers no more" in out
+    assert "Traceback" not in out
+    view = Quiet()
+    view.changed = lambda study, running: received.append(2)  # type: ignore[method-assign]
+    received: list[int] = []
+    sweep(load_spec(tmp_path / "s"), tmp_path / "s", view=view, received=received)
+    assert view.remarks == ["going on with 2 begun trials"]
 
 
 @pytest.mark.slow

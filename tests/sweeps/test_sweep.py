@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
+from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.runs.locking import lock
 from deeprnn.sweeps import pack as packs
@@ -21,11 +28,13 @@ from deeprnn.sweeps.engines import Lost
 from deeprnn.sweeps.engines.local import LocalEngine
 from deeprnn.sweeps.html import sweep_html
 from deeprnn.sweeps.pack import Pack, train_pack
+from deeprnn.sweeps.spec import load_spec
 from deeprnn.sweeps.storage import Store
 from deeprnn.sweeps.study import Study, best
 from deeprnn.sweeps.winner import score_winner, write_winner
 from deeprnn.training.recipe import load_recipe, override
 from deeprnn.training.session import run_recipe
+from tests.small_runs import text_file
 from tests.sweeps.toys import Quiet, spec, sweep
 
 WIDE = {
@@ -75,6 +84,22 @@ def test_a_finished_sweep_runs_nothing_again_and_more_trials_are_added(tmp_path)
         sweep(spec({"optimiser.rate": "log:0.1..5"}), tmp_path / "s")
 
 
+def test_a_finished_sweep_needs_no_data(tmp_path, capsys):
+    """Its best trials and its page come from the folder alone."""
+    book = tmp_path / "book.txt"
+    book.write_bytes(text_file().read_bytes())
+    which = spec(overrides={"data.name": str(book)}, trials=3)
+    first = sweep(which, tmp_path / "s")
+    book.unlink()
+    assert sweep(load_spec(tmp_path / "s"), tmp_path / "s").trials == first.trials
+    for _ in range(2):
+        assert main(["sweep", str(tmp_path / "s"), "--jobs", "1"]) == 0
+        assert "3 trials: 3 complete" in capsys.readouterr().out
+    assert (tmp_path / "s/report.html").is_file()
+    assert main(["sweep", str(tmp_path / "s"), "--jobs", "1", "--trials", "4"]) == 2
+    assert "book.txt" in capsys.readouterr().err
+
+
 def test_the_mean_over_seeds_is_a_trials_score(tmp_path):
     which = spec(overrides={"seeds": [1, 2]}, trials=2)
     outcome = sweep(which, tmp_path / "s")
@@ -113,6 +138,52 @@ def test_a_crash_in_a_trial_is_its_reason(tmp_path, monkeypatch):
     outcome = sweep(spec({"model.hidden": [[5], [7]]}, sampler="grid"), tmp_path / "s")
     assert [t.state for t in outcome.trials] == ["complete", "failed"]
     assert outcome.trials[1].reason == "RuntimeError: the sky fell"
+
+
+def test_of_a_pack_that_crashes_only_the_trial_at_fault_fails(tmp_path, monkeypatch):
+    real = packs.Trainer
+
+    def crash(recipe, *arguments, variants, **options):
+        if any(variant.optimiser.clip == 7.0 for variant in variants):
+            raise RuntimeError("the sky fell")
+        return real(recipe, *arguments, variants=variants, **options)
+
+    monkeypatch.setattr(packs, "Trainer", crash)
+    view, which = Quiet(), spec({"optimiser.clip": [0.5, 7.0, 1.0]}, sampler="grid")
+    outcome = sweep(which, tmp_path / "s", view=view)
+    assert [t.state for t in outcome.trials] == ["complete", "failed", "complete"]
+    assert outcome.trials[1].reason == "RuntimeError: the sky fell"
+    assert view.remarks == ["pack 0: RuntimeError: the sky fell; its trials are trained one at a time"]
+    assert not list((tmp_path / "s/packs").iterdir())
+
+
+def test_a_worker_that_dies_takes_no_other_with_it():
+    """Not even one that dies while it has nothing to do."""
+    with LocalEngine("cpu", 2) as engine:
+        first = engine.submit(_wait_for_a_report)
+        second = engine.submit(_kill_oneself)
+        with pytest.raises(Lost, match="a worker process died"):
+            second.result(timeout=60)
+        engine.board.report(0, [])
+        (worker,) = {first.result(timeout=60)}
+        os.kill(worker, signal.SIGKILL)
+        engine.board.report(0, [])
+        third = engine.submit(_wait_for_a_report)
+        try:
+            assert third.result(timeout=60) != worker
+        except Lost:  # its end was noticed only then
+            engine.board.report(0, [])
+            assert engine.submit(_wait_for_a_report).result(timeout=60) != worker
+
+
+def _wait_for_a_report(board, device) -> int:
+    while not board.drain():
+        time.sleep(0.05)
+    return os.getpid()
+
+
+def _kill_oneself(board, device) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
@@ -238,36 +309,58 @@ def test_two_sweeps_share_one_journal_and_every_trial_is_trained_once(tmp_path):
         sweep(spec({"optimiser.rate": "log:0.5..4"}), tmp_path / "c", storage=shared)
 
 
-@pytest.mark.parametrize(
-    "url", ["postgresql://nobody:secret@127.0.0.1:1/x", "nosuch://x", "sqlite:////nowhere/at/all.db"]
-)
-def test_a_database_that_does_not_answer_is_a_sentence_without_its_password(tmp_path, url):
-    with pytest.raises(UserError, match="--storage") as error:
-        sweep(spec(), tmp_path / "s", storage=url)
-    assert "secret" not in str(error.value)
-
-
-def test_a_database_serves_as_a_journal_does(tmp_path):
-    url = f"sqlite:///{tmp_path}/s.db"
-    assert scores(sweep(spec(), tmp_path / "s", storage=url)) == scores(sweep(spec(), tmp_path / "t"))
-
-
 # ---- the winner
 
 
 def test_the_winner_is_scored_on_test_once(tmp_path, monkeypatch):
     which = spec()
+    with pytest.raises(UserError, match="holds no sweep"):
+        score_winner(which, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    sweep(which, tmp_path / "s", received=Signals(0))
     with pytest.raises(UserError, match="have not ended"):
         score_winner(which, tmp_path / "s")
     outcome = sweep(which, tmp_path / "s")
     winner = write_winner(which, tmp_path / "s", outcome.trials)
-    record = score_winner(which, tmp_path / "s")
+    record, scored = score_winner(which, tmp_path / "s")
+    assert scored.score == record
     first = best(outcome.trials)[0]
     assert record["trial"] == first.number
     result = run_recipe(load_recipe(winner), tmp_path / "run")[0]
     assert record["test"] == pytest.approx(result["test"]["bpc"])
     monkeypatch.setattr("deeprnn.sweeps.winner.evaluate", None)  # a second scoring would call it
-    assert score_winner(which, tmp_path / "s") == record
+    (tmp_path / "s/winner.json").unlink()  # a copy: the study's own record decides
+    assert score_winner(which, tmp_path / "s")[0] == record
+    assert sweep(which, tmp_path / "s").score == record
+
+
+def test_no_search_goes_on_after_its_winner_was_scored(tmp_path):
+    sweep(spec(trials=3), tmp_path / "s")
+    score_winner(spec(trials=3), tmp_path / "s")
+    with pytest.raises(UserError, match=r"scored on test, so this search is over \(3 trials\)"):
+        sweep(spec(trials=4), tmp_path / "s")
+    with pytest.raises(UserError, match="2 trials are fewer than the 3 that have begun"):
+        sweep(spec(trials=2), tmp_path / "s")
+    assert load_spec(tmp_path / "s").trials == 3
+
+
+def test_a_recipe_that_is_never_to_be_scored_is_not(tmp_path):
+    which = spec(overrides={"evaluation.test": False}, trials=2)
+    sweep(which, tmp_path / "s")
+    with pytest.raises(UserError, match=r"evaluation\.test = false"):
+        score_winner(which, tmp_path / "s")
+
+
+def test_of_sweeps_that_share_a_study_the_one_that_trained_the_winner_scores_it(tmp_path):
+    shared, which = str(tmp_path / "journal.log"), spec(trials=2)
+    sweep(which, tmp_path / "a", storage=shared)
+    sweep(which, tmp_path / "b", storage=shared)
+    with pytest.raises(
+        UserError, match=rf"the winner, trial \d, was trained by \S+{tmp_path}/a: score it there"
+    ):
+        score_winner(which, tmp_path / "b")
+    record, _ = score_winner(which, tmp_path / "a")  # which remembers where its trials are
+    assert score_winner(which, tmp_path / "b")[0] == record
 
 
 def test_a_search_never_scores_test(tmp_path, monkeypatch):
@@ -293,7 +386,10 @@ def test_only_the_best_trials_keep_their_parameters(tmp_path):
 def test_the_page_holds_every_trial_and_no_address(tmp_path):
     which = spec(WIDE)
     outcome = sweep(which, tmp_path / "s")
-    page = sweep_html(which, "<b>s</b>", outcome.trials, {"optimiser.rate": 0.75})
+    outcome.importances = {"optimiser.rate": 0.75}
+    outcome.score = {"trial": 1, "valid": 1.5, "test": 1.6, "metric": "bpc", "scored": "today"}
+    page = sweep_html(which, "<b>s</b>", outcome)
+    assert "<b>1.6000</b> bpc" in page
     assert 'data-part="parallel"' in page
     assert 'data-part="bars"' in page
     assert "<b>s</b>" not in page
@@ -306,11 +402,26 @@ def test_the_page_holds_every_trial_and_no_address(tmp_path):
     assert not [word for word in page.split() if word.startswith(("src=http", "href=http"))]
 
 
-def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path):
+class Remembering(MemoryFileSystem):
+    """As object stores are: no renames, and a listing stays what it was until it is asked for anew."""
+
+    protocol = "remembering"
+    listings: dict[str, Any] = {}  # noqa: RUF012
+
+    def ls(self, path, detail=True, **options):
+        return self.listings.setdefault(path, super().ls(path, detail=detail, **options))
+
+    def invalidate_cache(self, path=None):
+        self.listings.clear()
+
+
+@pytest.mark.parametrize("place", ["file://{}", "remembering://{}"])
+def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path, place):
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
     which = spec(overrides={"stop.epochs": 4})
     pack = Pack(0, (0, 1), tuple(which.recipe_at(which.space.draw(0, n)) for n in (0, 1)))
     whole = train_pack(pack, tmp_path / "whole")
-    store = Store(f"file://{tmp_path}/store")
+    store = Store(place.format(tmp_path / "store"))
     store.check()
     epochs = []
 
@@ -333,6 +444,15 @@ def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path):
     )
     assert again[0] > 1
     assert results == whole
+
+
+def test_a_store_sees_what_another_machine_wrote_since(tmp_path):
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
+    store = Store("remembering://shared")
+    for count, name in enumerate(("last.safetensors", "last.json"), 1):
+        store.fs.pipe_file(f"{store.base}/packs/00000/{name}", b"{}")
+        store.download("packs/00000", tmp_path / str(count))
+        assert len(list((tmp_path / str(count)).iterdir())) == count
 
 
 @pytest.mark.parametrize("url", ["nosuch://bucket/x", "file:///proc/nowhere"])

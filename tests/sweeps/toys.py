@@ -8,7 +8,7 @@ from typing import Any
 from deeprnn.sweeps.engines import Engine
 from deeprnn.sweeps.engines.local import LocalEngine
 from deeprnn.sweeps.run import Outcome, Settings, run_sweep
-from deeprnn.sweeps.spec import Spec, make_spec
+from deeprnn.sweeps.spec import Spec, make_spec, recipe_text
 from deeprnn.sweeps.study import Study, Trial
 from deeprnn.training.recipe import Recipe, override
 from tests.small_runs import text_file
@@ -27,6 +27,14 @@ def spec(space: dict[str, Any] | None = None, overrides: dict[str, Any] | None =
     recipe = override(Recipe(), {"data.name": str(text_file()), **BASE, **(overrides or {})})
     tables = {"trials": 6, "sampler": "random", "pruner": "none", **tables}
     return make_spec(recipe, {**tables, "space": space or {"optimiser.rate": "log:0.1..4"}})
+
+
+def as_file(which: Spec, folder: Path) -> Path:
+    """The sweep as a file for the command line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mine.toml").write_text(which.to_toml("mine-recipe.toml"))
+    (folder / "mine-recipe.toml").write_text(recipe_text(which))
+    return folder / "mine.toml"
 
 
 class Quiet:

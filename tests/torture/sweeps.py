@@ -99,6 +99,7 @@ def kill_nodes(place: str, kills: int) -> None:
     assert all(t.state == "complete" for t in outcome.trials), [
         t for t in outcome.trials if t.state != "complete"
     ]
+    assert killer.killed == kills, f"only {killer.killed} of {kills} nodes were killed before the sweep ended"
     print(f"killed {killer.killed} nodes", flush=True)
 
 

@@ -105,6 +105,17 @@ def test_it_trains_under_vmap_as_on_a_gpu():
         )
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_it_trains_as_on_the_cpu():
+    made = toys.recipe(
+        **DEEP, regulariser__commutative=0.5, regulariser__weight_noise=0.0, seeds=[1, 2], stop__epochs=2
+    )
+    there, here = Trainer(made, toys.music(), device="cuda"), Trainer(made, toys.music())
+    for trainer in (there, here):
+        trainer.train()
+    torch.testing.assert_close(there.updater.parameters.cpu(), here.updater.parameters, rtol=1e-3, atol=1e-4)
+
+
 def test_a_stack_and_a_text_with_an_input_layer_have_levels_that_can_commute():
     data = toys.text()
     recipe = toys.recipe(

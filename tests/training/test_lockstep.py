@@ -75,7 +75,7 @@ def test_noise_of_each_members_own_size(device):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_members_of_their_own_match_the_cpu():
+def test_on_a_gpu_members_of_their_own_match_the_model_alone():
     own = variants()
     there = Trainer(lockstep.shared_recipe(own), music(), variants=own, device="cuda")
     alone = [Trainer(variant, music(), device="cuda") for variant in own]

@@ -83,6 +83,7 @@ def environment() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": paths,
         "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",
     }

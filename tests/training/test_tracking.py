@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import sys
-from types import ModuleType
+import os
+import sqlite3
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -133,6 +136,7 @@ def test_mlflow_has_every_epoch_of_a_resumed_run(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
     run(tmp_path, ["mlflow"])
     trained = run(tmp_path, ["mlflow"], epochs=3)
     client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlflow").as_uri())
@@ -141,6 +145,7 @@ def test_mlflow_has_every_epoch_of_a_resumed_run(tmp_path, monkeypatch):
     assert [(m.step, m.value) for m in history] == [(row["step"], row["valid"]) for row in trained.metrics()]
     assert found.info.status == "FINISHED"
     assert found.data.params["optimiser.rate"] == "1.0"
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
 def test_wandb_writes_offline_and_no_key(tmp_path, monkeypatch):
@@ -149,27 +154,99 @@ def test_wandb_writes_offline_and_no_key(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
     run(tmp_path, ["wandb"])
     files = [path for path in (tmp_path / "wandb").rglob("*") if path.is_file()]
-    assert [path for path in files if path.suffix == ".wandb" and "offline-run" in str(path)]
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert not [path for path in files if b"0123456789abcdef0123456789abcdef" in path.read_bytes()]
 
 
-def test_trackio_is_told_by_its_own_words(tmp_path, monkeypatch):
-    """A stand-in with trackio's signatures: the package needs others than those of this project's constraints."""
-    told = []
+STAND_IN = """
+import json, os
 
-    class Stand:
-        def log(self, metrics: dict, step: int | None = None):
-            told.append((step, metrics["valid"]))
+class Run:
+    def __init__(self, options):
+        self.told = [options]
 
-        def finish(self):
-            told.append("finished")
+    def log(self, metrics, step=None):
+        self.told.append([step, metrics["valid"]])
 
-    module = ModuleType("trackio")
-    module.init = lambda project, name=None, config=None, resume="never": Stand()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "trackio", module)
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "elsewhere"))
-    trained = run(tmp_path / "r", ["trackio"])
-    assert told == [*((row["step"], row["valid"]) for row in trained.metrics()), "finished"]
+    def finish(self):
+        print("* Run finished.")
+        with open(os.path.join(os.environ["TRACKIO_DIR"], self.told[0]["name"]), "w") as file:
+            json.dump([*self.told, os.environ.get("HF_HUB_OFFLINE")], file)
+
+def init(project, name=None, config=None, resume="never", embed=True, auto_log_gpu=None, auto_log_cpu=None):
+    if os.environ.get("TRACKIO_FAILS"):
+        raise RuntimeError("no such Space")
+    os.makedirs(os.environ["TRACKIO_DIR"], exist_ok=True)
+    return Run({"name": name, "resume": resume, "rate": config["optimiser.rate"]})
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A package of trackio's name and signatures, whose releases go with other packages than our constraints have."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages/trackio.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    for name in ("TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_trackio_is_told_by_its_own_words_in_a_process_of_its_own(stand_in, capfd):
+    for name in ("a", "b"):  # two runs of one process, each in its own folder
+        trained = run(stand_in / name, ["trackio"])
+        (place,) = (stand_in / name / "trackio").iterdir()
+        options, *points, offline = json.loads(place.read_text())
+        assert options == {"name": place.name, "resume": "allow", "rate": 1.0}
+        assert points == [[row["step"], row["valid"]] for row in trained.metrics()]
+        assert offline == "1"
+    assert "Run finished" not in capfd.readouterr().out
+
+
+def test_trackio_goes_online_where_the_environment_says_so(stand_in, monkeypatch):
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "somebody/something")
+    run(stand_in / "a", ["trackio"], seeds=[1, 2])
+    told = [json.loads(place.read_text()) for place in (stand_in / "a/trackio").iterdir()]
+    assert [line[-1] for line in told] == [None, None]
+
+
+def test_a_trackio_that_fails_is_warned_of_in_its_own_words(stand_in, monkeypatch, caplog):
+    monkeypatch.setenv("TRACKIO_FAILS", "1")
+    with caplog.at_level(logging.WARNING, "deeprnn"):
+        trained = run(stand_in / "a", ["trackio"])
+    assert trained.info["status"] == "finished"
+    assert caplog.text.count("trackio failed (ChildProcessError: RuntimeError: no such Space)") == 1
+
+
+def test_the_real_trackio_has_every_epoch_of_a_resumed_run_and_asks_nobody(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("trackio")
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        for name in ("TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "HF_HUB_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
+        run(tmp_path, ["trackio"], seeds=[1, 2])
+        run(tmp_path, ["trackio"], seeds=[1, 2], epochs=3)
+        hub.shutdown()
+    assert asked == []
+    assert "rackio" not in capfd.readouterr().out
+    with contextlib.closing(sqlite3.connect(tmp_path / "trackio/deeprnn.db")) as store:
+        rows = store.execute("SELECT run_name, step, metrics FROM metrics ORDER BY run_name, step").fetchall()
+    points = [(name.partition("-")[2], step, json.loads(values)["valid"]) for name, step, values in rows]
+    assert points == [
+        (name, row["step"], row["valid"])
+        for name in ("seed-1", "seed-2")
+        for row in load_run(tmp_path / name).metrics()
+    ]
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hf_0123456789abcdef" in p.read_bytes()]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_begins(monkeypatch):

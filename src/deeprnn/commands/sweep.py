@@ -45,7 +45,8 @@ class Sweep:
     device: str = "auto"
     """auto, cpu or cuda"""
     storage: str = ""
-    """an Optuna journal file or a database such as postgresql://host/name, which several sweeps may share"""
+    """an Optuna journal file or a database such as postgresql://host/name, which several sweeps may share; the folder
+    remembers it, without its password"""
     store: str = ""
     """an address that all machines reach (file:///…, s3://…, gs://…), for checkpoints"""
     score_test: bool = False
@@ -96,10 +97,11 @@ def conduct(spec: Spec, folder: Path, options: Any) -> int:
     from dataclasses import replace
 
     from deeprnn.cells import lookup
-    from deeprnn.commands.sweep_view import SweepView, conclude, show_score
+    from deeprnn.commands.sweep_view import SweepView, conclude, score_text
     from deeprnn.console import program
     from deeprnn.errors import UserError
     from deeprnn.sweeps.engines import make_engine
+    from deeprnn.sweeps.html import write_page
     from deeprnn.sweeps.run import Settings, default_pack, run_sweep
     from deeprnn.sweeps.winner import score_winner
     from deeprnn.training.recipe import override
@@ -117,7 +119,9 @@ def conduct(spec: Spec, folder: Path, options: Any) -> int:
         )
     spec = replace(spec, recipe=rooted(spec.recipe))
     if options.score_test:
-        show_score(score_winner(spec, folder, options.storage))
+        record, outcome = score_winner(spec, folder, options.storage)
+        write_page(spec, folder, outcome)
+        print(score_text(record))
         return 0
     device = (
         options.device
@@ -132,5 +136,5 @@ def conduct(spec: Spec, folder: Path, options: Any) -> int:
     if received:
         print(f"saved; the same command goes on, or: {program()} sweep {shlex.quote(str(folder))}")
         return 128 + received[0]
-    conclude(spec, folder, outcome, options.storage, shown=not options.quiet)
+    conclude(spec, folder, outcome, shown=not options.quiet)
     return 0

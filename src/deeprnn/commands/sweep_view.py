@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,10 +82,12 @@ class SweepView:
     def changed(self, study: Study, running: int) -> None:
         """Refresh the table."""
         now = time.monotonic()
-        if self.live is None or now - self.looked < REFRESH:
+        if self.live is None or (running and now - self.looked < REFRESH):
             return
-        self.looked = now
-        self.live.update(self._table(study.trials(), running, now - self.began))
+        self.looked, trials = now, study.trials()
+        # What is printed in the end takes the place of a table whose trials have all ended.
+        self.live.transient = sum(t.state != "running" for t in trials) == self.spec.trials
+        self.live.update(self._table(trials, running, now - self.began))
 
     def _table(self, trials: Sequence[Trial], running: int, seconds: float) -> Any:
         table = need("rich.table", extra="cli").Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -95,13 +98,18 @@ class SweepView:
         )
         for trial in scored[:SHOWN]:
             table.add_row(*_cells(trial, self.spec))
-        counts = {s: sum(t.state == s for t in trials) for s in ("complete", "pruned", "failed")}
         pace = f", {3600 * self.here / seconds:,.0f} an hour" if self.here and seconds > 1 else ""
-        told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-        table.caption = (
-            f"{told or 'none ended'}, {running} training, of {self.spec.trials}{pace}, {clock(seconds)}"
+        told = (
+            f"{_counts(trials) or 'none ended'}, {running} training, of {self.spec.trials}{pace}, "
+            f"{clock(seconds)}"
         )
-        return table
+        return need("rich.console", extra="cli").Group(table, styled((told, "dim")))
+
+
+def _counts(trials: Sequence[Trial]) -> str:
+    """`8 complete, 4 pruned`."""
+    counts = {s: sum(t.state == s for t in trials) for s in ("complete", "pruned", "failed")}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
 
 def _cells(trial: Trial, spec: Spec) -> list[str]:
@@ -116,37 +124,55 @@ def point_text(trial: Trial) -> str:
     return " ".join(f"{name}={value_text(value)}" for name, value in trial.point.items())
 
 
-def conclude(spec: Spec, folder: Path, outcome: Outcome, storage: str, shown: bool) -> None:
+def conclude(spec: Spec, folder: Path, outcome: Outcome, shown: bool) -> None:
     """The best trials, the winner's recipe, the page, and what to do next."""
     from deeprnn.sweeps.html import write_page
-    from deeprnn.sweeps.study import Study, best
     from deeprnn.sweeps.winner import write_winner
 
-    winner = write_winner(spec, folder, outcome.trials)
-    page = write_page(spec, folder, Study(spec, folder, storage))
-    if not shown:
-        return
-    counts = {s: sum(t.state == s for t in outcome.trials) for s in ("complete", "pruned", "failed")}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    console().print(f"{len(outcome.trials)} trials: {told}")
+    page = write_page(spec, folder, outcome)
+    winner = write_winner(spec, folder, outcome.trials) if outcome.finished else None
+    if shown:
+        _show_best(spec, outcome)
+        _show_next(folder, outcome, page, winner)
+
+
+def _show_best(spec: Spec, outcome: Outcome) -> None:
+    from deeprnn.sweeps.study import best
+
+    console().print(f"{len(outcome.trials)} trials: {_counts(outcome.trials) or 'none ended'}")
     ranked = best(outcome.trials, SHOWN)
     if ranked:
         headings = ["trial", "valid", "epochs", "curve", *spec.space.dimensions]
         show_rows(headings, [_cells(trial, spec) for trial in ranked], right=("trial", "valid", "epochs"))
     for trial in [t for t in outcome.trials if t.state == "failed"][:SHOWN]:
         console().print(f"failed: trial {trial.number}: {trial.reason}", style="dim")
+
+
+def _show_next(folder: Path, outcome: Outcome, page: Path, winner: Path | None) -> None:
+    """What can be done with the sweep now."""
     steps = [(str(page), "parallel coordinates and importances")]
-    if winner is not None:
+    if not outcome.finished:
+        left = [t for t in outcome.trials if t.state == "running"]
+        places = ", ".join(sorted({t.place for t in left})) or "another sweep"
+        console().print(f"{len(left)} trials are not here to be trained, but in {places}")
         steps += [
-            (f"{program()} train {winner}", "train the winner again, in a run folder"),
-            (f"{program()} sweep {folder} --score-test", "score the winner on test, once"),
+            (f"{program()} sweep {shlex.quote(str(folder))}", "the best of all trials, when those have ended")
         ]
+    elif winner is not None:
+        steps += [
+            (f"{program()} train {shlex.quote(str(winner))}", "train the winner again, in a run folder")
+        ]
+        if outcome.score is not None:
+            console().print(score_text(outcome.score))
+        else:
+            score = f"{program()} sweep {shlex.quote(str(folder))} --score-test"
+            steps += [(score, "score the winner on test, once")]
     console().print(two_columns(steps))
 
 
-def show_score(record: dict[str, Any]) -> None:
+def score_text(record: Mapping[str, Any]) -> str:
     """The winner's test score as it was recorded."""
-    console().print(
-        f"trial {record['trial']}: valid {record['valid']:.4f}, test {record['test']:.4f} {record['metric']} "
+    return (
+        f"winner: trial {record['trial']}, valid {record['valid']:.4f}, test {record['test']:.4f} {record['metric']} "
         f"(scored once, {record['scored']})"
     )

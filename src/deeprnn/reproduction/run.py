@@ -18,7 +18,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,8 @@ from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Place, Say, run_job
 from deeprnn.reproduction.plan import Job, Plan, make_plan, spans, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
-from deeprnn.sweeps.engines import ASK, Engine, Wish, make_engine
+from deeprnn.runs.locking import lock_of_the_dead
+from deeprnn.sweeps.engines import ASK, Engine, Lost, Wish, make_engine
 from deeprnn.training.loop import NonFinite
 from deeprnn.training.recipe import DataPart, Recipe, parse_value
 from deeprnn.training.saving import catch_signals
@@ -227,10 +228,15 @@ class _Runner:
             self.budget_over.set()
             self.received.append(int(signal.SIGTERM))
         if self.received and self.on_ray and self.engine is not None:
-            self.engine.board.interrupt()
+            with suppress(Lost):  # then the jobs are lost too, and say so
+                self.engine.board.interrupt(self._why_stopped())
         if self.received and self.processes:
             _STOP.budget.value = self.budget_over.is_set()
             _STOP.event.set()
+
+    def _why_stopped(self) -> str:
+        """The budget's words, where it was the budget and what it cuts off is recorded."""
+        return _cut(self.settings) if self.budget_over.is_set() and self.settings.record_cut_off else ""
 
     def _ready(self) -> Job | None:
         lost = [job for job in self.plan.jobs if job.name in self.outcome.failed]
@@ -277,8 +283,7 @@ class _Runner:
             return self.engine.submit(_on_cluster, job.name, job.recipe, job.stage, folder, paths)
         if self.processes:
             return pool.submit(_in_process, job.name, job.recipe, job.stage, folder, s, self.began)
-        why = lambda: _cut(s) if self.budget_over.is_set() and s.record_cut_off else ""  # noqa: E731
-        place = Place(s.root, s.ledger, s.device, self.received, why)
+        place = Place(s.root, s.ledger, s.device, self.received, self._why_stopped)
         return pool.submit(_in_thread, job.name, job.recipe, job.stage, folder, place, self.say)
 
 
@@ -286,7 +291,10 @@ def _on_cluster(
     board: Any, device: str, name: str, recipe: Recipe, stage: Recipe | None, folder: Path, settings: Settings
 ) -> bool:
     """A job as an engine's work; a later attempt goes on from what an earlier one saved."""
-    place = Place(settings.root, settings.ledger, device, Wish(board.interrupted, ASK))
+    received = Wish(board.interrupted, ASK)
+    with lock_of_the_dead(folder, received):
+        pass  # the job itself would not wait for the worker of an attempt that died
+    place = Place(settings.root, settings.ledger, device, received, board.why)
     return _in_thread(name, recipe, stage, folder, place, print)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -17,11 +17,17 @@ from deeprnn.runs.reading import regular
 NAME = ".lock"
 PATIENCE = 1.0
 """seconds before a lock counts as held: `held` takes it for a moment to see whether it can"""
+LONG_PATIENCE = 30.0
+"""seconds for the system to notice the end of a worker that was killed, elsewhere perhaps"""
 _PAUSE = 0.02
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 _WINDOWS = os.name == "nt"
 _LOCKED_BYTE = 2**30
 """on Windows a locked byte cannot be read, so it is one far behind the holder's number"""
+
+
+class InUse(UserError):
+    """Another process holds the folder."""
 
 
 @contextlib.contextmanager
@@ -43,6 +49,21 @@ def lock(folder: Path) -> Iterator[None]:
             raise
         finally:
             _release(file)
+
+
+@contextlib.contextmanager
+def lock_of_the_dead(folder: Path, received: Sequence[int] = ()) -> Iterator[None]:
+    """Hold a folder, with patience for a worker whose end the system has not noticed yet; none after a signal."""
+    deadline = time.monotonic() + LONG_PATIENCE
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock(folder))
+                break
+            except InUse:
+                if time.monotonic() > deadline or received:
+                    raise
+        yield
 
 
 def held(folder: Path) -> bool:
@@ -72,7 +93,7 @@ def _acquire(folder: Path) -> IO[str]:
             raise
         file.close()
         if not taken and time.monotonic() >= deadline:
-            raise UserError(
+            raise InUse(
                 f"{folder} is in use by process {owner}: wait for it, stop it, or choose another folder"
             )
         time.sleep(_PAUSE)

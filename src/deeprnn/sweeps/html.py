@@ -12,9 +12,10 @@ from typing import Any
 from deeprnn.files import write_atomically
 from deeprnn.reproduction.html import page
 from deeprnn.reproduction.html.sections import part
+from deeprnn.sweeps.run import Outcome
 from deeprnn.sweeps.space import Choice, Dimension, value_text
 from deeprnn.sweeps.spec import Spec
-from deeprnn.sweeps.study import Study, Trial, best
+from deeprnn.sweeps.study import Trial, best
 
 CURVES = 8
 ROWS = 50
@@ -22,27 +23,38 @@ MOST_LINES = 2000
 TICKS = 5
 
 
-def write_page(spec: Spec, folder: Path, study: Study) -> Path:
+def write_page(spec: Spec, folder: Path, outcome: Outcome) -> Path:
     """Write report.html into the sweep's folder."""
     path = folder / "report.html"
-    write_atomically(path, sweep_html(spec, folder.name, study.trials(), study.importances()))
+    write_atomically(path, sweep_html(spec, folder.name, outcome))
     return path
 
 
-def sweep_html(spec: Spec, name: str, trials: Sequence[Trial], importances: dict[str, float]) -> str:
+def sweep_html(spec: Spec, name: str, outcome: Outcome) -> str:
     """The page as text."""
+    trials = outcome.trials
     counts = {s: sum(t.state == s for t in trials) for s in ("complete", "pruned", "failed", "running")}
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     data, kind = spec.recipe.data.name, spec.recipe.model.kind
     body = [
         f"<h1>Sweep {escape(name)}</h1>",
         f"<p class=lead>{escape(kind)} on {escape(data)}, {spec.sampler} search, {len(trials)} trials: {told}</p>",
+        _score(outcome.score),
         *_coordinates(spec, trials),
-        *_importances(importances),
+        *_importances(outcome.importances),
         *_curves(trials),
         _table(spec, trials),
     ]
     return page(f"Sweep {name}", "".join(body))
+
+
+def _score(record: dict[str, Any] | None) -> str:
+    if record is None:
+        return ""
+    told = (
+        f"Trial {record['trial']}, the best on validation ({record['valid']:.4f}), was scored on test once: "
+    )
+    return f"<p>{escape(told)}<b>{record['test']:.4f}</b> {escape(str(record['metric']))}.</p>"
 
 
 def _coordinates(spec: Spec, trials: Sequence[Trial]) -> list[str]:

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deeprnn.cells import lookup
-from deeprnn.errors import UserError
 from deeprnn.runs.folder import Run, load_run
-from deeprnn.runs.locking import lock
+from deeprnn.runs.locking import InUse, lock_of_the_dead
 from deeprnn.sweeps.storage import Store
 from deeprnn.training import memory, saving, session
 from deeprnn.training.cuda_graph import SETUP, on_own_stream
@@ -37,8 +35,6 @@ Report = Callable[[Sequence[Row | None]], Sequence[int]]
 DIVERGED = "diverged"
 """what the reason of a failed member begins with"""
 PRUNED = "pruned"
-PATIENCE = 30.0
-"""seconds to wait for a pack's folder: a worker that was killed holds it until the system has noticed"""
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ def train_pack(
     for recipe in pack.recipes:
         if recipe.model.cell:
             lookup.load(recipe.model.cell)
-    with _waiting_for(folder, received), on_own_stream(device):
+    with lock_of_the_dead(folder, received), on_own_stream(device):
         if store is not None:
             for name in (*pack.homes, pack.folder):
                 store.download(name, root / name)
@@ -190,26 +186,6 @@ def _result(trainer: Trainer, member: int, home: Path) -> Result:
     return Result(valid, m.best_epoch, len(rows), reason, failed and m.finished != PRUNED)
 
 
-class _waiting_for:
-    """Hold a pack's folder, with patience for a worker whose end the system has not noticed yet."""
-
-    def __init__(self, folder: Path, received: Sequence[int]) -> None:
-        self.folder, self.received = folder, received
-
-    def __enter__(self) -> None:
-        until = time.monotonic() + PATIENCE
-        while True:
-            self.held = lock(self.folder)
-            try:
-                return self.held.__enter__()
-            except UserError:
-                if time.monotonic() > until or self.received:
-                    raise
-
-    def __exit__(self, *error: Any) -> None:
-        self.held.__exit__(*error)
-
-
 # ---- first stages
 
 
@@ -234,8 +210,8 @@ def _starts(
                 stage, folder, data=data, device=device, received=received, save_every_epoch=False
             )
             break
-        except UserError as error:  # another pack of this shape trains it
-            if "is in use" not in str(error) or received:
+        except InUse:  # another pack of this shape trains it
+            if received:
                 raise
     homes = saving.member_folders(stage, folder)
     found = {

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,12 +15,13 @@ from threading import Lock
 from typing import Any, Protocol
 
 from deeprnn.errors import UserError
-from deeprnn.files import CannotWrite, write_atomically, write_json
+from deeprnn.files import CannotWrite, write_json
 from deeprnn.runs.locking import lock
 from deeprnn.runs.reading import read_json
 from deeprnn.sweeps.engines import ASK, Board, Engine, Lost, Wish
+from deeprnn.sweeps.folder import SWEEP, open_study, write_sweep
 from deeprnn.sweeps.pack import Pack, Result, train_pack
-from deeprnn.sweeps.spec import Spec, load_spec, members, recipe_text
+from deeprnn.sweeps.spec import Spec, members
 from deeprnn.sweeps.storage import Store
 from deeprnn.sweeps.study import Study, Trial, best
 from deeprnn.training import saving, session
@@ -70,6 +70,9 @@ class Outcome:
 
     finished: bool
     trials: list[Trial] = field(default_factory=list)
+    importances: dict[str, float] = field(default_factory=dict)
+    score: dict[str, Any] | None = None
+    """of the winner on test, if that was asked for"""
 
 
 def default_pack(device: str) -> int:
@@ -80,43 +83,36 @@ def default_pack(device: str) -> int:
 def run_sweep(
     spec: Spec, settings: Settings, engine: Engine, view: View, received: Sequence[int] = ()
 ) -> Outcome:
-    """Run or go on with a sweep in its folder, which this process holds meanwhile."""
+    """Run or go on with a sweep in its folder, which this process holds meanwhile.
+
+    One that has ended needs neither its data nor its engine any more.
+    """
     if settings.pack < 1:
         raise UserError(f"--pack must be at least 1, got {settings.pack}")
-    session.load_data(spec.recipe.data)  # what cannot be read is an error before there is a folder
-    with lock(settings.folder):
-        owner = prepare(spec, settings.folder)
-        study = Study(spec, settings.folder, settings.storage, owner)
-        store = Store(settings.store) if settings.store else None
-        if store is not None:
-            store.check()
-        with engine:
-            coordinator = _Coordinator(spec, settings, engine, study, store, view, received)
-            coordinator.run()
-        trials = study.trials()
-        ended = all(t.state != "running" for t in trials) and len(trials) == spec.trials
-        return Outcome(ended, trials)
+    folder = settings.folder
+    if not (folder / SWEEP).exists():
+        session.load_data(spec.recipe.data)  # what cannot be read is an error before there is a folder
+    with lock(folder):
+        study = open_study(spec, folder, settings.storage)
+        with study.answering():
+            write_sweep(spec, folder)
+            outcome = outcome_of(study)
+            if outcome.finished:
+                return outcome
+            session.load_data(spec.recipe.data)
+            store = Store(settings.store) if settings.store else None
+            if store is not None:
+                store.check()
+            with engine:
+                _Coordinator(spec, settings, engine, study, store, view, received).run()
+            return outcome_of(study)
 
 
-def prepare(spec: Spec, folder: Path) -> str:
-    """The sweep's files in its folder, new or the same as before; the folder's name for itself."""
-    place = folder / "sweep.toml"
-    if place.exists():
-        before = load_spec(place)
-        changed = before.difference(spec)
-        if changed:
-            raise UserError(
-                f"{folder} holds another sweep: its {changed} differs. Only `trials` may change; choose another --out"
-            )
-    mark = folder / "owner.json"
-    if not mark.exists():
-        write_json(mark, {"owner": secrets.token_hex(8)})
-    write_atomically(folder / "recipe.toml", recipe_text(spec))
-    write_atomically(place, spec.to_toml("recipe.toml"))
-    owner = read_json(mark, MOST_JSON)
-    if not isinstance(owner, dict) or not isinstance(owner.get("owner"), str):
-        raise UserError(f"{mark} is damaged: remove {folder}, or choose another --out")
-    return owner["owner"]
+def outcome_of(study: Study) -> Outcome:
+    """How a sweep stands."""
+    trials = study.trials()
+    ended = all(t.state != "running" for t in trials) and len(trials) == study.spec.trials
+    return Outcome(ended, trials, study.importances() if ended else {}, study.score)
 
 
 class _Coordinator:
@@ -144,6 +140,16 @@ class _Coordinator:
 
     def run(self) -> None:
         """Until every trial has ended, or everybody shall stop."""
+        try:
+            self._conduct()
+        except Lost as error:  # not of a worker: of the board itself
+            raise UserError(f"{error}: what was saved stays, and the same command goes on") from error
+        except BaseException:
+            with suppress(Lost):
+                self.engine.board.interrupt()  # workers save and stop, instead of training on for nobody
+            raise
+
+    def _conduct(self) -> None:
         self._take_up()
         while True:
             if self.received and not self.interrupted:
@@ -275,10 +281,15 @@ class _Coordinator:
         results: list[Result] | None = None if error is not None else future.result()
         if error is None and results is None:
             return  # interrupted: saved, to be gone on with
-        for trial in dict.fromkeys(pack.trials):
-            own = [m for m, t in enumerate(pack.trials) if t == trial]
-            if {*own} & {*self.stopped.get(pack.number, ())}:
-                continue  # told already
+        stopped = {*self.stopped.get(pack.number, ())}
+        members = {trial: [m for m, t in enumerate(pack.trials) if t == trial] for trial in pack.trials}
+        alive = {
+            trial: own for trial, own in members.items() if not {*own} & stopped
+        }  # others were told already
+        if error is not None and len(alive) > 1:
+            self._take_apart(pack, alive, _told(error))
+            return
+        for trial, own in alive.items():
             if results is not None:
                 self._conclude(trial, [results[m] for m in own])
             elif error is not None:
@@ -287,6 +298,16 @@ class _Coordinator:
         if self.store is not None:
             self._fetch(pack)
         self._drop_parameters()
+
+    def _take_apart(self, pack: Pack, alive: Collection[int], why: str) -> None:
+        """Train the trials of a pack that crashed each by itself: only the one at fault shall fail."""
+        self.view.say(f"pack {pack.number}: {why}; its trials are trained one at a time")
+        for trial in self.study.trials():
+            if trial.number in alive:
+                self._pack([trial])
+        self._remove_pack(self.settings.folder / pack.folder)
+        if self.store is not None:
+            self.store.remove(pack.folder)
 
     def _conclude(self, trial: int, results: Sequence[Result]) -> None:
         failed = next((r for r in results if r.failed or r.valid is None), None)
@@ -301,7 +322,7 @@ class _Coordinator:
         self._tell(trial)
 
     def _tell(self, number: int) -> None:
-        self.view.ended(next(t for t in reversed(self.study.trials()) if t.number == number))
+        self.view.ended(self.study.trial(number))
 
     def _remove_pack(self, place: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)

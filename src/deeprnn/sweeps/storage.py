@@ -56,6 +56,7 @@ class Store:
             self.fs.rm(f"{self.base}/{name}", recursive=True)
 
     def _list(self, path: str) -> list[str]:
+        self.fs.invalidate_cache()  # object stores remember listings; another machine may have written since
         try:
             return [str(p) for p in self.fs.ls(path, detail=False)]
         except FileNotFoundError:

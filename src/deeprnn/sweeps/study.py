@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
+import socket
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -21,18 +20,27 @@ from typing import TYPE_CHECKING, Any
 from deeprnn.errors import UserError, need
 from deeprnn.sweeps.space import Choice
 from deeprnn.sweeps.spec import Spec
+from deeprnn.sweeps.trial_storage import (
+    JOURNAL,
+    damage_explained,
+    database_errors,
+    is_url,
+    open_storage,
+    shown,
+    told,
+)
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 NAME = "sweep"
-JOURNAL = "journal.log"
+NOBODY = {"name": "", "place": ""}
 ABANDONED = timedelta(minutes=1)
 """after which a begun trial that nobody has put his name on belongs to whoever finds it"""
 STARTUP = 8
 """trials that end before the median is asked"""
-CONNECT = 5
-"""seconds for a database to answer"""
+TOO_MANY = "one more than the sweep has"
+"""the reason of a trial that two sweeps asked for at once, as the last one"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,10 @@ class Trial:
     """validation scores, epoch by epoch, the best so far"""
     reason: str
     seconds: float | None
+    owner: str = ""
+    """the sweep that trains it, where several share a study"""
+    place: str = ""
+    """that sweep's machine and folder"""
 
 
 class Study:
@@ -59,16 +71,31 @@ class Study:
         self.optuna.logging.set_verbosity(self.optuna.logging.ERROR)
         warnings.filterwarnings("ignore", category=self.optuna.exceptions.ExperimentalWarning)
         self.spec, self.owner = spec, owner
-        self.shared = bool(storage)
-        self.storage = self._backend(folder, storage)
-        with _explained(storage or str(folder / JOURNAL)):
+        self.url = storage
+        self.place = f"{socket.gethostname()}:{folder.absolute()}"
+        self.storage = open_storage(self.optuna, folder, storage)
+        with self.answering(), damage_explained(storage or str(folder / JOURNAL)):
             self.study = self.optuna.create_study(
                 storage=self.storage, study_name=NAME, direction="minimize", load_if_exists=True,
                 pruner=self._pruner(),
             )  # fmt: skip
             self._check_same()
-        self.study.sampler = self._sampler()
+            self.study.sampler = self._sampler()
         self._reported: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """A database that answers no more, as a sentence."""
+        if not is_url(self.url):
+            yield
+            return
+        try:
+            yield
+        except database_errors(self.optuna) as error:
+            raise UserError(
+                f"--storage {shown(self.url)} answers no more ({told(error, self.url)}): what was trained is saved, "
+                "and the same command goes on when it does"
+            ) from error
 
     # ---- asking
 
@@ -80,9 +107,9 @@ class Study:
             if (
                 trial.number >= self.spec.trials
             ):  # another sweep of the same study took the last one meanwhile
-                self.fail(trial.number, "one more than the sweep has")
+                self.fail(trial.number, TOO_MANY)
                 break
-            trial.set_user_attr("owner", self.owner)
+            self._claim(trial)
             asked.append(self._suggested(trial))
         return asked
 
@@ -91,19 +118,28 @@ class Study:
         """Trials that nobody has begun."""
         return self.spec.trials - len(self.study.get_trials(deepcopy=False))
 
+    @property
+    def begun(self) -> int:
+        """Trials that somebody has begun, whatever number the sweep has now."""
+        found = self.study.get_trials(deepcopy=False)
+        return sum(trial.user_attrs.get("reason") != TOO_MANY for trial in found)
+
     def unfinished(self) -> list[Trial]:
         """The trials that this folder has begun and not ended."""
         states, found = self.optuna.trial.TrialState, []
         for frozen in self.study.get_trials(deepcopy=False, states=(states.RUNNING,)):
-            owner = frozen.user_attrs.get("owner", "")
+            owner = frozen.user_attrs.get("owner", NOBODY)["name"]
             forgotten = not owner and (
-                not self.shared or datetime.now() - (frozen.datetime_start or datetime.min) > ABANDONED
+                not self.url or datetime.now() - (frozen.datetime_start or datetime.min) > ABANDONED
             )
             if owner == self.owner or forgotten:
                 trial = self.optuna.trial.Trial(self.study, self._id(frozen.number))
-                trial.set_user_attr("owner", self.owner)
+                self._claim(trial)
                 found.append(self._suggested(trial))
         return found
+
+    def _claim(self, trial: Any) -> None:
+        trial.set_user_attr("owner", {"name": self.owner, "place": self.place})  # one write, forced to disk
 
     def _suggested(self, trial: Any) -> Trial:
         """The trial with all its values; those that were drawn before a kill stay."""
@@ -114,7 +150,7 @@ class Study:
                 trial.suggest_int(name, int(dimension.low), int(dimension.high), log=dimension.log)
             else:
                 trial.suggest_float(name, dimension.low, dimension.high, log=dimension.log)
-        return self._trial(self.study.get_trials(deepcopy=False)[trial.number])
+        return self.trial(trial.number)
 
     # ---- telling
 
@@ -143,11 +179,24 @@ class Study:
         self.storage.set_trial_user_attr(self._id(number), "reason", reason[:1000])
         self.study.tell(number, state=self.optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
+    def record_score(self, record: Mapping[str, Any]) -> None:
+        """The winner's score on test: from now on the search is over."""
+        self.study.set_user_attr("winner", dict(record))
+
     # ---- looking
+
+    @property
+    def score(self) -> dict[str, Any] | None:
+        """What was recorded when the winner was scored, here or by another sweep of the study."""
+        return self.study.user_attrs.get("winner")
 
     def trials(self) -> list[Trial]:
         """All of them."""
         return [self._trial(t) for t in self.study.get_trials(deepcopy=False) if t.number < self.spec.trials]
+
+    def trial(self, number: int) -> Trial:
+        """One of them."""
+        return self._trial(self.study.get_trials(deepcopy=False)[number])
 
     def importances(self) -> dict[str, float]:
         """How much each field decides whether a trial is among the good ones; empty where too few have ended."""
@@ -164,7 +213,7 @@ class Study:
     def _trial(self, frozen: FrozenTrial) -> Trial:
         states = {"RUNNING": "running", "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed",
                   "WAITING": "running"}  # fmt: skip
-        curve = tuple(float(v) for _, v in sorted(frozen.intermediate_values.items()))
+        curve = _curve(frozen.intermediate_values)
         value = frozen.value if frozen.value is not None else min(curve, default=None)
         end, begin = frozen.datetime_complete, frozen.datetime_start
         seconds = (end - begin).total_seconds() if end and begin else None
@@ -173,8 +222,11 @@ class Study:
             for name, value in frozen.params.items()
             if name in self.spec.space.dimensions
         }
-        reason = str(frozen.user_attrs.get("reason", ""))
-        return Trial(frozen.number, point, states[frozen.state.name], value, curve, reason, seconds)
+        reason, owner = str(frozen.user_attrs.get("reason", "")), frozen.user_attrs.get("owner", NOBODY)
+        state = states[frozen.state.name]
+        return Trial(
+            frozen.number, point, state, value, curve, reason, seconds, owner["name"], owner["place"]
+        )
 
     # ---- Optuna's words for ours
 
@@ -211,25 +263,6 @@ class Study:
                 "the storage holds another sweep: its space or its recipe differs; use another one"
             )
 
-    def _backend(self, folder: Path, storage: str) -> Any:
-        if "://" in storage:
-            return _database(self.optuna, storage)
-        path = Path(storage) if storage else folder / JOURNAL
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = _file_lock(path)
-            with contextlib.ExitStack() as held:
-                lock.acquire()
-                held.callback(lock.release)
-                _cut_torn_line(path)
-            backend = self.optuna.storages.journal.JournalFileBackend(str(path), lock_obj=lock)
-            with _explained(str(path)):
-                return self.optuna.storages.JournalStorage(backend)
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be used as a journal ({error.strerror}): choose another --storage"
-            ) from None
-
 
 def _numbered(optuna: Any, spec: Spec) -> Any:
     """A sampler whose values follow from a trial's number: the same after a kill, and for all who share a study."""
@@ -257,68 +290,14 @@ def _numbered(optuna: Any, spec: Spec) -> Any:
     return Numbered()
 
 
-def _file_lock(path: Path) -> Any:
-    """A lock beside the journal that the system takes back from a process that dies."""
-    import fcntl
-
-    class FileLock:
-        def acquire(self) -> bool:
-            self.handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(self.handle, fcntl.LOCK_EX)
-            return True
-
-        def release(self) -> None:
-            os.close(self.handle)
-
-    return FileLock()
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Take away what a loss of power or a full disk left of a line; nobody has acted on it yet."""
-    if not path.exists():
-        return
-    with open(path, "rb+") as file:
-        content = file.read()
-        if content and not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
-
-
-def _database(optuna: Any, url: str) -> Any:
-    """A storage behind a URL; one that does not answer is an error within seconds."""
-    options: dict[str, Any] = {}
-    if url.startswith(("postgresql", "mysql")):
-        options["connect_args"] = {"connect_timeout": CONNECT}
-    try:
-        return optuna.storages.get_storage(optuna.storages.RDBStorage(url, engine_kwargs=options))
-    except ImportError as error:
-        raise UserError(
-            f"--storage {_without_password(url)}: its driver is not installed ({error}): pip install psycopg2-binary"
-        ) from None
-    except (optuna.exceptions.StorageInternalError, *_sql_errors()) as error:
-        first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UserError(f"--storage {_without_password(url)} cannot be used: {first}") from None
-
-
-def _sql_errors() -> tuple[type[Exception], ...]:
-    return (need("sqlalchemy.exc", extra="sweep").SQLAlchemyError, ValueError, OSError)
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
-
-
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """A journal that was damaged, as a sentence."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{_without_password(what)}: {error}") from None
-    except (ValueError, KeyError, AssertionError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{_without_password(what)} is no journal of a sweep, or is damaged ({error}): move it away, or choose "
-            "another folder"
-        ) from None
+def _curve(scores: Mapping[int, float]) -> tuple[float, ...]:
+    """The best so far after every epoch; one that a kill left untold has what was known before it."""
+    curve: list[float] = []
+    for epoch in range(1, max(scores, default=0) + 1):
+        curve.append(
+            float(scores[epoch] if epoch in scores else curve[-1] if curve else min(scores.values()))
+        )
+    return tuple(curve)
 
 
 def best(trials: Sequence[Trial], count: int | None = None) -> list[Trial]:

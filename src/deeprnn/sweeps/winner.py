@@ -13,15 +13,14 @@ from deeprnn.model.models import SequenceModel
 from deeprnn.runs.checkpoint import load_best
 from deeprnn.runs.folder import now
 from deeprnn.runs.locking import lock
-from deeprnn.runs.reading import read_json
+from deeprnn.sweeps.folder import SWEEP, open_study
 from deeprnn.sweeps.pack import home_of
+from deeprnn.sweeps.run import Outcome, outcome_of
 from deeprnn.sweeps.spec import Spec
 from deeprnn.sweeps.study import Study, Trial, best
 from deeprnn.training.evaluate import evaluate, scorable
 from deeprnn.training.recipe import to_toml
 from deeprnn.training.session import load_data
-
-MOST_JSON = 2**20
 
 
 def write_winner(spec: Spec, folder: Path, trials: list[Trial]) -> Path | None:
@@ -34,29 +33,53 @@ def write_winner(spec: Spec, folder: Path, trials: list[Trial]) -> Path | None:
     return path
 
 
-def score_winner(spec: Spec, folder: Path, storage: str = "", device: str = "cpu") -> dict[str, Any]:
-    """The winner's scores on test: computed at the first call, and given again from the record at every later one."""
-    record = folder / "winner.json"
+def score_winner(spec: Spec, folder: Path, storage: str = "") -> tuple[dict[str, Any], Outcome]:
+    """The winner's scores on test, and the sweep: computed at the first call, later ones repeat what was recorded.
+
+    The record is the study's: of several sweeps that share it, the one that trained the winner scores it, and all read
+    the same.
+    """
+    if not (folder / SWEEP).exists():
+        raise UserError(f"{folder} holds no sweep: run one there first")
     with lock(folder):
-        if record.exists():
-            return read_record(record)
-        trials = Study(spec, folder, storage).trials()
-        left = spec.trials - sum(t.state != "running" for t in trials)
-        if left:
-            raise UserError(
-                f"{folder}: {left} of {spec.trials} trials have not ended; the test part is scored once, when all have"
-            )
-        chosen = best(trials, 1)
-        if not chosen:
-            raise UserError(f"{folder}: no trial came to its end, so there is no winner to score")
-        found = {
-            "trial": chosen[0].number,
-            "valid": chosen[0].value,
-            "scored": now(),
-            **_score(spec, folder, chosen[0]),
-        }
-        write_json(record, found)
-        return found
+        study = open_study(spec, folder, storage)
+        with study.answering():
+            record = study.score
+            if record is None:
+                chosen = _winner(study, folder)
+                record = {
+                    "trial": chosen.number,
+                    "valid": chosen.value,
+                    "scored": now(),
+                    **_score(spec, folder, chosen),
+                }
+                study.record_score(record)
+            outcome = outcome_of(study)
+        write_json(folder / "winner.json", record)
+        return record, outcome
+
+
+def _winner(study: Study, folder: Path) -> Trial:
+    """The trial that is best on validation, when all have ended and it is this folder's to score."""
+    if not study.spec.recipe.evaluation.test:
+        raise UserError(
+            f"{folder}: the recipe says evaluation.test = false, so nothing of it is scored on test"
+        )
+    trials = study.trials()
+    left = study.spec.trials - sum(t.state != "running" for t in trials)
+    if left:
+        raise UserError(
+            f"{folder}: {left} of {study.spec.trials} trials have not ended; the test part is scored once, "
+            "when all have"
+        )
+    chosen = best(trials, 1)
+    if not chosen:
+        raise UserError(f"{folder}: no trial came to its end, so there is no winner to score")
+    if chosen[0].owner != study.owner:
+        raise UserError(
+            f"the winner, trial {chosen[0].number}, was trained by {chosen[0].place}: score it there"
+        )
+    return chosen[0]
 
 
 def _score(spec: Spec, folder: Path, trial: Trial) -> dict[str, Any]:
@@ -74,11 +97,3 @@ def _score(spec: Spec, folder: Path, trial: Trial) -> dict[str, Any]:
     key = HEADLINE[data.kind].key
     test = sum(score[key] for score in scores.values()) / len(scores)
     return {"metric": HEADLINE[data.kind].name, "test": test, "seeds": scores}
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """What was recorded when the winner was scored."""
-    record = read_json(path, MOST_JSON)
-    if not isinstance(record, dict) or not isinstance(record.get("test"), int | float):
-        raise UserError(f"{path} is damaged: the winner has been scored, but not what it scored can be read")
-    return record

@@ -11,6 +11,7 @@ What passes between ranks is tensors, JSON and safetensors: nothing that could r
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -155,19 +156,26 @@ def _others_present() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # by gloo and NCCL: a connection that was closed, or waited for in vain
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise LostRank(
-            "another process of this run has gone, whose own message says why; the last checkpoint is intact, and "
-            "`deeprnn resume` goes on"
+            f"another process of this run has gone, whose own message says why ({first}); the last checkpoint is "
+            "intact, and `deeprnn resume` goes on"
         ) from error
 
 
 @contextlib.contextmanager
 def joined(device: torch.device) -> Iterator[Ranks]:
     """All processes that the launcher started, connected: by gloo, and by NCCL between GPUs."""
-    count = launcher.count()
-    if count == 1:
+    if launcher.count() == 1:
         yield Ranks()
         return
+    yield Ranks(*connect(device))
+    # After an error the process ends with its connections, which is how the others learn of it.
+    disconnect()
+
+
+def connect(device: torch.device) -> tuple[int, int]:
+    """Meet the others that the launcher started: which of them this process is, and how many they are."""
     from torch import distributed
 
     if not distributed.is_available():
@@ -181,9 +189,13 @@ def joined(device: torch.device) -> Iterator[Ranks]:
         prefix = f"attempt-{launcher.restarts()}"
         store = distributed.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
         distributed.init_process_group(backend, store=store, rank=rank, world_size=count)
-    yield Ranks(rank, count)
-    # After an error the process ends with its connections, which is how the others learn of it.
-    distributed.destroy_process_group()
+    return rank, count
+
+
+def disconnect() -> None:
+    """Leave the others, when all have come to their end."""
+    gc.collect()  # NCCL waits for every CUDA graph that holds a sum of its own, and trainers are cycles
+    torch.distributed.destroy_process_group()
 
 
 def own_device(device: torch.device) -> torch.device:

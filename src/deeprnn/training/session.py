@@ -249,7 +249,8 @@ class _Stages:
             if longer and self.ranks.lead:
                 mending.mend_recipes(recipe, folder)
                 _mark(places, "running", result=None, reason=None)
-            self._set_threads(trainer, saver, places)
+            self._set_threads(trainer, saver)
+            self._note_environment(places)
             watchers: list[Watcher] = [saver]
             if self.ranks.lead:
                 watchers += [Progress(saver.homes), *self.watch(trainer, folder)]
@@ -290,7 +291,7 @@ class _Stages:
                 ranks=self.ranks,
             )
 
-    def _set_threads(self, trainer: Trainer, saver: saving.RunSaver, places: Sequence[Path]) -> None:
+    def _set_threads(self, trainer: Trainer, saver: saving.RunSaver) -> None:
         if not self.most_threads or self.device.type != "cpu":
             return
         if saver.threads:
@@ -302,9 +303,13 @@ class _Stages:
             trainer.remarks.append(
                 f"CPU threads: {torch.get_num_threads()}, the fastest now; --threads sets another number"
             )
-        for home in places:
+
+    def _note_environment(self, places: Sequence[Path]) -> None:
+        """Threads and processes of now; a run may have begun with others."""
+        if self.most_threads or not self.ranks.alone:
             processes = {} if self.ranks.alone else {"processes": self.ranks.count}
-            change_run(home, environment={**environment(str(self.device)), **processes})
+            for home in places:
+                change_run(home, environment={**environment(str(self.device)), **processes})
 
     def _first_stage(self, recipe: Recipe, folder: Path) -> Sequence[Source | None] | None:
         """The parameters each member starts from: trained now, taken up, or those of a finished run."""

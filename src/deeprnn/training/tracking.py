@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import logging
 import math
 import os
 import queue
+import subprocess
+import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from deeprnn.errors import MissingExtra, need
 from deeprnn.files import write_json
@@ -84,6 +88,7 @@ class MLflow:
 
     def __init__(self, run: Tracked) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a store without a database
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # which tells its makers of every run
         uri = os.environ.get("MLFLOW_TRACKING_URI") or run.folder.absolute().as_uri()
         self.client = need("mlflow", extra="track").MlflowClient(tracking_uri=uri)
         experiment = self.client.get_experiment_by_name(PROJECT)
@@ -111,6 +116,7 @@ class WandB:
     """Files for `wandb sync` in the run folder; WANDB_MODE=online sends them at once."""
 
     def __init__(self, run: Tracked) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when it is imported
         wandb = need("wandb")
         run.folder.mkdir(parents=True, exist_ok=True)  # wandb would take a temporary one
         private = {"disable_git": True, "disable_code": True, "x_disable_meta": True, "x_disable_stats": True}
@@ -119,7 +125,7 @@ class WandB:
             project=PROJECT,
             id=run.id,
             name=run.name,
-            dir=str(run.folder),
+            dir=str(run.folder.parent),  # in which it makes `wandb`
             config=dict(run.settings),
             mode=os.environ.get("WANDB_MODE") or "offline",
             resume="allow",
@@ -137,21 +143,52 @@ class WandB:
 
 
 class Trackio:
-    """A database in the run folder, or where TRACKIO_DIR says."""
+    """A database in the run folder, or where TRACKIO_DIR says; written by a process of its own."""
 
     def __init__(self, run: Tracked) -> None:
-        os.environ.setdefault("TRACKIO_DIR", str(run.folder.absolute()))  # read when it is imported
-        name = f"{run.name}-{run.id}"
-        config = dict(run.settings)
-        self.run = need("trackio").init(PROJECT, name=name, config=config, resume="allow")
+        environment = {"TRACKIO_DIR": str(run.folder.absolute()), **os.environ}
+        if not any(os.environ.get(name) for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")):
+            environment["HF_HUB_OFFLINE"] = "1"  # trackio would ask who is logged in
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115  read when something went wrong
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("trackio_process.py"))],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self.said,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C is for the training, which then says what is left
+        )
+        self._tell({"project": PROJECT, "name": run.id, "config": dict(run.settings)})
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """One point in each curve."""
-        self.run.log(dict(values), step=step)
+        self._tell({"values": values, "step": step})
 
     def close(self) -> None:
-        """Write what is left."""
-        self.run.finish()
+        """Wait until everything is written."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        if self.process.wait():
+            self._failed()
+
+    def _tell(self, line: Mapping[str, Any]) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(line) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self.process.wait()
+            self._failed()
+
+    def _failed(self) -> NoReturn:
+        self.said.seek(0)
+        lines = self.said.read().decode("utf-8", "replace").strip().splitlines()
+        raise ChildProcessError(
+            lines[-1] if lines else f"its process ended with status {self.process.returncode}"
+        )
 
 
 TRACKERS: dict[str, Callable[[Tracked], Tracker]] = {

@@ -30,7 +30,7 @@ class Board:
         self._lock = threading.Lock()
         self._lines: list[tuple[int, Sequence[Mapping[str, Any] | None]]] = []
         self._stops: dict[int, list[int]] = {}
-        self._over = False
+        self._over, self._why = False, ""
 
     def report(self, task: int, rows: Sequence[Mapping[str, Any] | None]) -> list[int]:
         """A worker's lines; the members of its task that shall stop."""
@@ -49,13 +49,17 @@ class Board:
         with self._lock:
             self._stops.setdefault(task, []).extend(members)
 
-    def interrupt(self) -> None:
+    def interrupt(self, why: str = "") -> None:
         """Let everybody save and stop."""
-        self._over = True
+        self._why, self._over = why, True
 
     def interrupted(self) -> bool:
         """Whether everybody shall stop."""
         return self._over
+
+    def why(self) -> str:
+        """What was said when everybody was to stop."""
+        return self._why
 
 
 class Wish(Sequence[int]):

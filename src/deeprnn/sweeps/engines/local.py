@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import count
 from multiprocessing.managers import BaseManager
@@ -50,7 +50,10 @@ class LocalEngine:
         self.slots = jobs or (2 * len(self.devices) if self.on_gpu else cores())
         self.processes = self.slots > 1 and not self.on_gpu
         self.turn = count()
-        self.pool: Executor | None = None
+        self.pool: ThreadPoolExecutor | None = None
+        self.idle: list[ProcessPoolExecutor] = []
+        self.workers: set[ProcessPoolExecutor] = set()
+        """one process each: the death of one is then nobody else's"""
         self.manager: _Manager | None = None
         self.board: Any = Board()
 
@@ -66,30 +69,52 @@ class LocalEngine:
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """In the next free thread or process."""
-        if self.pool is None:
-            self.pool = self._new_pool()
         device = self.devices[next(self.turn) % len(self.devices)]
-        try:
-            inner = self.pool.submit(work, self.board, device, *arguments)
-        except BrokenProcessPool:  # a worker died: a new pool for what comes
-            self.pool.shutdown(wait=False)
-            self.pool = self._new_pool()
-            inner = self.pool.submit(work, self.board, device, *arguments)
-        return _explained(inner)
+        if self.processes:
+            return self._in_process(work, self.board, device, *arguments)
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(self.slots, thread_name_prefix="pack")
+        return self.pool.submit(work, self.board, device, *arguments)
 
-    def _new_pool(self) -> Executor:
-        if not self.processes:
-            return ThreadPoolExecutor(self.slots, thread_name_prefix="pack")
-        return ProcessPoolExecutor(
-            self.slots,
+    def _in_process(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        while True:
+            worker = self.idle.pop() if self.idle else self._new_worker()
+            try:
+                inner = worker.submit(work, *arguments)
+                break
+            except BrokenProcessPool:  # it was killed while it had nothing to do
+                self.workers.discard(worker)
+        outer: Future[Any] = Future()
+        outer.set_running_or_notify_cancel()
+
+        def ended(done: Future[Any]) -> None:
+            error = done.exception()
+            if isinstance(error, BrokenProcessPool):
+                self.workers.discard(worker)
+                outer.set_exception(Lost("a worker process died: it was killed, or memory ran out"))
+                return
+            self.idle.append(worker)
+            if error is not None:
+                outer.set_exception(error)
+            else:
+                outer.set_result(done.result())
+
+        inner.add_done_callback(ended)
+        return outer
+
+    def _new_worker(self) -> ProcessPoolExecutor:
+        worker = ProcessPoolExecutor(
+            1,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_enter,
             initargs=(os.getpid(), max(1, cores() // self.slots)),
         )
+        self.workers.add(worker)
+        return worker
 
     def __exit__(self, *error: object) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (*self.workers, *([self.pool] if self.pool else [])):
+            pool.shutdown(wait=True)
         if self.manager is not None:
             self.manager.shutdown()
         sys.setswitchinterval(self.switch)
@@ -102,27 +127,6 @@ def _gpus(device: str) -> list[str]:
     if ":" in device:
         return [device]
     return [f"cuda:{index}" for index in range(max(1, torch.cuda.device_count()))]
-
-
-def _explained(inner: Future[Any]) -> Future[Any]:
-    """The same future, but a worker's death is `Lost`."""
-    outer: Future[Any] = Future()
-    outer.set_running_or_notify_cancel()
-
-    def pass_on(done: Future[Any]) -> None:
-        if done.cancelled():
-            outer.set_exception(Lost("cancelled"))
-            return
-        error = done.exception()
-        if isinstance(error, BrokenProcessPool):
-            outer.set_exception(Lost("a worker process died: it was killed, or memory ran out"))
-        elif error is not None:
-            outer.set_exception(error)
-        else:
-            outer.set_result(done.result())
-
-    inner.add_done_callback(pass_on)
-    return outer
 
 
 # ---- in a process of its own

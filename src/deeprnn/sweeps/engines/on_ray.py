@@ -96,7 +96,7 @@ def _with_variables(variables: dict[str, str], work: Callable[..., Any], *argume
 
 
 class _Remote:
-    """The board as an actor: calls that wait for their answer."""
+    """The board as an actor: calls that wait for their answer; `Lost` where its node, or the whole cluster, is gone."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -104,7 +104,16 @@ class _Remote:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_") or name == "actor":
             raise AttributeError(name)
-        return lambda *arguments: need("ray", extra="ray").get(getattr(self.actor, name).remote(*arguments))
+        ray = need("ray", extra="ray")
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return ray.get(getattr(self.actor, name).remote(*arguments))
+            except ray.exceptions.RayError as error:
+                first = str(error).strip().splitlines()[0][:200]
+                raise Lost(f"the Ray cluster answers no more ({first})") from error
+
+        return call
 
 
 def _checked(address: str) -> str:

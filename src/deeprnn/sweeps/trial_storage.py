@@ -1,0 +1,185 @@
+"""Where a sweep's trials are written down: a journal file, or a database by its URL, whose password is never shown.
+
+Optuna writes and reads; here a place is opened, and what goes wrong with it becomes a sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from deeprnn.errors import MissingExtra, UserError, need
+
+JOURNAL = "journal.log"
+CONNECT = 5
+"""seconds for a database to answer"""
+CREATIONS = 5
+"""attempts at making the tables: of sweeps that begin at once, all but one find them half made"""
+PAUSE = 0.5
+"""seconds between two of them"""
+DRIVERS = ("psycopg", "psycopg2")
+"""for PostgreSQL: SQLAlchemy alone would insist on one, and on another in its next release"""
+
+
+def open_storage(optuna: Any, folder: Path, storage: str) -> Any:
+    """Optuna's storage at a URL or in a journal file; without either in the folder's own journal."""
+    if is_url(storage):
+        return _database(optuna, storage)
+    return _journal(optuna, Path(storage) if storage else folder / JOURNAL)
+
+
+def is_url(storage: str) -> bool:
+    """Whether a database is meant."""
+    return "://" in storage
+
+
+def shown(storage: str) -> str:
+    """A storage for a person and for files: without password, and without options that may hold one."""
+    if not is_url(storage):
+        return storage
+    return re.sub(r"\?.*", "?…", re.sub(r"(://[^:/@]*):.*@", r"\1:***@", storage))
+
+
+def kept(storage: str) -> str:
+    """A storage as a sweep's folder notes it, to be found again from elsewhere."""
+    return shown(storage) if is_url(storage) or not storage else str(Path(storage).absolute())
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two spellings of a storage, with or without user and password, mean one place."""
+
+    def plain(storage: str) -> str:
+        if not is_url(storage):
+            return kept(storage)
+        scheme, _, rest = storage.partition("://")
+        return f"{scheme.partition('+')[0]}://{rest.rpartition('@')[2].partition('?')[0]}"
+
+    return plain(one) == plain(other)
+
+
+# ---- a file
+
+
+def _journal(optuna: Any, path: Path) -> Any:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = _file_lock(path)
+        with contextlib.ExitStack() as held:
+            lock.acquire()
+            held.callback(lock.release)
+            _cut_torn_line(path)
+        backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=lock)
+        with damage_explained(str(path)):
+            return optuna.storages.JournalStorage(backend)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be used as a journal ({error.strerror}): choose another --storage"
+        ) from None
+
+
+def _file_lock(path: Path) -> Any:
+    """A lock beside the journal that the system takes back from a process that dies."""
+    import fcntl
+
+    class FileLock:
+        def acquire(self) -> bool:
+            self.handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(self.handle, fcntl.LOCK_EX)
+            return True
+
+        def release(self) -> None:
+            os.close(self.handle)
+
+    return FileLock()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Take away what a loss of power or a full disk left of a line; nobody has acted on it yet."""
+    if not path.exists():
+        return
+    with open(path, "rb+") as file:
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+@contextlib.contextmanager
+def damage_explained(storage: str) -> Iterator[None]:
+    """A journal or a study that was damaged, as a sentence."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{shown(storage)}: {error}") from None
+    except (ValueError, KeyError, AssertionError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{shown(storage)} is no journal of a sweep, or is damaged ({error}): move it away, or choose "
+            "another folder"
+        ) from None
+
+
+# ---- a database
+
+
+def _database(optuna: Any, url: str) -> Any:
+    """A storage behind a URL; one that does not answer is an error within seconds."""
+    if url.partition("://")[2].partition("?")[0].count("@") > 1:
+        raise UserError(f"--storage {shown(url)}: an @ in a password or a name is written %40")
+    with_driver = _with_driver(url)
+    options: dict[str, Any] = {}
+    if with_driver.startswith(("postgresql", "mysql")):
+        # One that was started anew meanwhile is connected to again.
+        options = {"connect_args": {"connect_timeout": CONNECT}, "pool_pre_ping": True}
+    for attempt in range(CREATIONS):
+        try:
+            return optuna.storages.get_storage(optuna.storages.RDBStorage(with_driver, engine_kwargs=options))
+        except ImportError as error:
+            raise MissingExtra(f"--storage {shown(url)}: its driver is not installed ({error})") from None
+        except (*database_errors(optuna), ValueError, OSError) as error:
+            if attempt == CREATIONS - 1 or not _made_by_another(error):
+                raise UserError(f"--storage {shown(url)} cannot be used: {told(error, url)}") from None
+            time.sleep(PAUSE)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _with_driver(url: str) -> str:
+    """The URL with the PostgreSQL driver that is installed."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgres"):
+        return url
+    for driver in DRIVERS:
+        if importlib.util.find_spec(driver) is not None:
+            return f"postgresql+{driver}://{rest}"
+    raise MissingExtra(
+        f"--storage {shown(url)} needs the package 'psycopg': pip install 'deeprnn[postgresql]'"
+    )
+
+
+def _made_by_another(error: Exception) -> bool:
+    """Whether another sweep made a table or a row at the same moment: there already, or not quite yet."""
+    sql = need("sqlalchemy.exc", extra="sweep")
+    return isinstance(error, sql.IntegrityError | sql.ProgrammingError) or "already exists" in str(error)
+
+
+def database_errors(optuna: Any) -> tuple[type[Exception], ...]:
+    """What a database raises that cannot be reached, or no longer."""
+    sql = need("sqlalchemy.exc", extra="sweep")
+    return (sql.SQLAlchemyError, optuna.exceptions.StorageInternalError)
+
+
+def told(error: BaseException, url: str) -> str:
+    """The first line of what a driver says, which Optuna wraps, without the password."""
+    while error.__cause__ is not None and type(error).__name__ == "StorageInternalError":
+        error = error.__cause__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text, user = lines[0], url.partition("://")[2].rpartition("@")[0]
+    password = user.partition(":")[2]
+    for secret in {password, unquote(password)} - {""}:
+        text = text.replace(secret, "***")
+    return text[:200]
