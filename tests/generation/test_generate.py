@@ -380,6 +380,12 @@ SHAPES = [
 ]
 
 
+def assert_rounded_alike(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Equal but for the order of sums: a processor's libraries choose it, and states of `identity` grow."""
+    size = max(1.0, b.abs().max().item())
+    assert (a - b).abs().max().item() <= 2e-6 * size
+
+
 @pytest.mark.parametrize("output", ["bernoulli", "categorical"])
 @pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
 def test_the_quick_step_equals_the_models(shape: dict, output: str):
@@ -395,8 +401,9 @@ def test_the_quick_step_equals_the_models(shape: dict, output: str):
             x = torch.randint(0, 6, (BLOCK,)) if output == "categorical" else torch.rand(BLOCK, 6).round()
             a, mine = quick(x, mine)
             b, theirs = model.step(x, theirs)
-            assert torch.allclose(a, b, atol=1e-5)
-        assert all(torch.allclose(h, k, atol=1e-5) for h, k in zip(mine, theirs, strict=True))
+            assert_rounded_alike(a, b)
+        for h, k in zip(mine, theirs, strict=True):
+            assert_rounded_alike(h, k)
 
 
 @pytest.mark.parametrize(
