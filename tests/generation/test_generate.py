@@ -395,8 +395,10 @@ def test_the_quick_step_equals_the_models(shape: dict, output: str):
             x = torch.randint(0, 6, (BLOCK,)) if output == "categorical" else torch.rand(BLOCK, 6).round()
             a, mine = quick(x, mine)
             b, theirs = model.step(x, theirs)
-            assert torch.allclose(a, b, atol=1e-5)
-        assert all(torch.allclose(h, k, atol=1e-5) for h, k in zip(mine, theirs, strict=True))
+            # Without a bound, as of the identity, states grow, and with them what is rounded.
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max().clamp(min=1)))
+        for h, k in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(h, k, rtol=1e-5, atol=1e-5 * float(k.abs().max().clamp(min=1)))
 
 
 @pytest.mark.parametrize(
