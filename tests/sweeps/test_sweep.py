@@ -197,6 +197,38 @@ def test_a_damaged_journal_is_a_sentence(tmp_path, content):
         sweep(spec(), tmp_path / "s")
 
 
+@pytest.mark.parametrize("content", ["dear diary", "dear diary\n", '{"name": "Ada"}', '{"op": 1}\n{'])
+def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path, content):
+    notes = tmp_path / "notes.txt"
+    notes.write_text(content)
+    with pytest.raises(UserError, match=r"notes\.txt is no journal of a sweep: .*another --storage"):
+        Study(spec(), tmp_path / "s", str(notes))
+    assert notes.read_text() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff"])
+def test_begun_trials_are_gone_on_with_though_the_folders_own_name_is_lost(tmp_path, content):
+    """All trials of a journal in the folder itself are its own."""
+    which = spec()
+    assert not sweep(which, tmp_path / "s", received=[2]).finished
+    begun = Study(which, tmp_path / "s", owner=coordinator.prepare(which, tmp_path / "s")).ask(2)
+    mark = tmp_path / "s" / "owner.json"
+    before = mark.read_bytes()
+    mark.unlink() if content is None else mark.write_bytes(content)
+    assert begun
+    assert sweep(which, tmp_path / "s").finished
+    assert mark.read_bytes() != before
+
+
+def test_a_lost_name_is_told_where_several_sweeps_share_a_storage(tmp_path):
+    which = spec()
+    coordinator.prepare(which, tmp_path / "s", shared=True)
+    (tmp_path / "s" / "owner.json").write_bytes(b"")
+    with pytest.raises(UserError, match=r"owner\.json is damaged .*put it back, or remove it"):
+        coordinator.prepare(which, tmp_path / "s", shared=True)
+
+
 def test_a_pack_whose_worker_died_goes_on(tmp_path):
     class Mortal(LocalEngine):
         deaths = 2
@@ -257,7 +289,8 @@ def test_a_database_serves_as_a_journal_does(tmp_path):
 
 def test_the_winner_is_scored_on_test_once(tmp_path, monkeypatch):
     which = spec()
-    with pytest.raises(UserError, match="have not ended"):
+    coordinator.prepare(which, tmp_path / "s")
+    with pytest.raises(UserError, match="6 of 6 trials have not ended"):
         score_winner(which, tmp_path / "s")
     outcome = sweep(which, tmp_path / "s")
     winner = write_winner(which, tmp_path / "s", outcome.trials)
@@ -268,6 +301,23 @@ def test_the_winner_is_scored_on_test_once(tmp_path, monkeypatch):
     assert record["test"] == pytest.approx(result["test"]["bpc"])
     monkeypatch.setattr("deeprnn.sweeps.winner.evaluate", None)  # a second scoring would call it
     assert score_winner(which, tmp_path / "s") == record
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"test": 1.0}', b'{"test": "1", "valid": 1}', b"\xff"]
+)
+def test_a_damaged_record_of_the_score_is_a_sentence_that_says_what_was_lost(tmp_path, content):
+    coordinator.prepare(spec(), tmp_path / "s")
+    (tmp_path / "s" / "winner.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"winner\.json is damaged .*scored once.*put it back"):
+        score_winner(spec(), tmp_path / "s")
+    assert (tmp_path / "s" / "winner.json").read_bytes() == content
+
+
+def test_a_folder_without_a_sweep_has_no_winner_and_stays_as_it_is(tmp_path):
+    with pytest.raises(UserError, match="holds no sweep whose winner could be scored"):
+        score_winner(spec(), tmp_path / "s")
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_search_never_scores_test(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import traceback
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 from deeprnn.errors import UserError
 from deeprnn.files import CannotWrite, write_atomically, write_json
 from deeprnn.runs.locking import lock
-from deeprnn.runs.reading import read_json
+from deeprnn.runs.reading import read_json, table
 from deeprnn.sweeps.engines import ASK, Board, Engine, Lost, Wish
 from deeprnn.sweeps.pack import Pack, Result, train_pack
 from deeprnn.sweeps.spec import Spec, load_spec, members, recipe_text
@@ -85,7 +86,7 @@ def run_sweep(
         raise UserError(f"--pack must be at least 1, got {settings.pack}")
     session.load_data(spec.recipe.data)  # what cannot be read is an error before there is a folder
     with lock(settings.folder):
-        owner = prepare(spec, settings.folder)
+        owner = prepare(spec, settings.folder, bool(settings.storage))
         study = Study(spec, settings.folder, settings.storage, owner)
         store = Store(settings.store) if settings.store else None
         if store is not None:
@@ -98,8 +99,11 @@ def run_sweep(
         return Outcome(ended, trials)
 
 
-def prepare(spec: Spec, folder: Path) -> str:
-    """The sweep's files in its folder, new or the same as before; the folder's name for itself."""
+def prepare(spec: Spec, folder: Path, shared: bool = False) -> str:
+    """The sweep's files in its folder, new or the same as before; the folder's name for itself.
+
+    `shared`: its trials lie in a storage with those of other folders, and are known by that name.
+    """
     place = folder / "sweep.toml"
     if place.exists():
         before = load_spec(place)
@@ -108,15 +112,29 @@ def prepare(spec: Spec, folder: Path) -> str:
             raise UserError(
                 f"{folder} holds another sweep: its {changed} differs. Only `trials` may change; choose another --out"
             )
-    mark = folder / "owner.json"
-    if not mark.exists():
-        write_json(mark, {"owner": secrets.token_hex(8)})
+    owner = _owner(folder / "owner.json", shared)
     write_atomically(folder / "recipe.toml", recipe_text(spec))
     write_atomically(place, spec.to_toml("recipe.toml"))
-    owner = read_json(mark, MOST_JSON)
-    if not isinstance(owner, dict) or not isinstance(owner.get("owner"), str):
-        raise UserError(f"{mark} is damaged: remove {folder}, or choose another --out")
-    return owner["owner"]
+    return owner
+
+
+def _owner(path: Path, shared: bool) -> str:
+    known, told = None, "it holds no name"
+    if os.path.lexists(path):
+        try:
+            known = table(read_json(path, MOST_JSON)).get("owner")
+        except UserError as error:
+            told = str(error)
+        if isinstance(known, str):
+            return known
+        if shared or not path.is_file() or path.is_symlink():
+            raise UserError(
+                f"{path} is damaged ({told}): put it back, or remove it, and trials of a shared --storage that this "
+                "folder has begun and not ended stay as they are"
+            )
+    name = secrets.token_hex(8)
+    write_json(path, {"owner": name})
+    return name
 
 
 class _Coordinator:

@@ -29,6 +29,8 @@ NAME = "sweep"
 JOURNAL = "journal.log"
 ABANDONED = timedelta(minutes=1)
 """after which a begun trial that nobody has put his name on belongs to whoever finds it"""
+BEGINNING = b'{"op_code"'
+"""of a journal"""
 STARTUP = 8
 """trials that end before the median is asked"""
 CONNECT = 5
@@ -96,10 +98,9 @@ class Study:
         states, found = self.optuna.trial.TrialState, []
         for frozen in self.study.get_trials(deepcopy=False, states=(states.RUNNING,)):
             owner = frozen.user_attrs.get("owner", "")
-            forgotten = not owner and (
-                not self.shared or datetime.now() - (frozen.datetime_start or datetime.min) > ABANDONED
-            )
-            if owner == self.owner or forgotten:
+            began = frozen.datetime_start or datetime.min
+            forgotten = not owner and datetime.now() - began > ABANDONED
+            if owner == self.owner or forgotten or not self.shared:
                 trial = self.optuna.trial.Trial(self.study, self._id(frozen.number))
                 trial.set_user_attr("owner", self.owner)
                 found.append(self._suggested(trial))
@@ -218,6 +219,7 @@ class Study:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = _file_lock(path)
+            _check_journal(path)
             with contextlib.ExitStack() as held:
                 lock.acquire()
                 held.callback(lock.release)
@@ -271,6 +273,17 @@ def _file_lock(path: Path) -> Any:
             os.close(self.handle)
 
     return FileLock()
+
+
+def _check_journal(path: Path) -> None:
+    """Refuse a file that was never a journal, before anything is written beside it or into it."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no regular file, and cannot be a journal: choose another --storage")
+    if path.exists():
+        with open(path, "rb") as file:
+            content = file.read(len(BEGINNING))
+        if not BEGINNING.startswith(content):
+            raise UserError(f"{path} is no journal of a sweep: move it away, or choose another --storage")
 
 
 def _cut_torn_line(path: Path) -> None:

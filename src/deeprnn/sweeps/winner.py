@@ -13,7 +13,7 @@ from deeprnn.model.models import SequenceModel
 from deeprnn.runs.checkpoint import load_best
 from deeprnn.runs.folder import now
 from deeprnn.runs.locking import lock
-from deeprnn.runs.reading import read_json
+from deeprnn.runs.reading import finite, read_json, table, text
 from deeprnn.sweeps.pack import home_of
 from deeprnn.sweeps.spec import Spec
 from deeprnn.sweeps.study import Study, Trial, best
@@ -37,6 +37,10 @@ def write_winner(spec: Spec, folder: Path, trials: list[Trial]) -> Path | None:
 def score_winner(spec: Spec, folder: Path, storage: str = "", device: str = "cpu") -> dict[str, Any]:
     """The winner's scores on test: computed at the first call, and given again from the record at every later one."""
     record = folder / "winner.json"
+    if not (folder / "sweep.toml").exists():
+        raise UserError(
+            f"{folder} holds no sweep whose winner could be scored: let it run first, without --score-test"
+        )
     with lock(folder):
         if record.exists():
             return read_record(record)
@@ -78,7 +82,15 @@ def _score(spec: Spec, folder: Path, trial: Trial) -> dict[str, Any]:
 
 def read_record(path: Path) -> dict[str, Any]:
     """What was recorded when the winner was scored."""
-    record = read_json(path, MOST_JSON)
-    if not isinstance(record, dict) or not isinstance(record.get("test"), int | float):
-        raise UserError(f"{path} is damaged: the winner has been scored, but not what it scored can be read")
-    return record
+    told = "it holds no score"
+    try:
+        record = table(read_json(path, MOST_JSON))
+        words, numbers = ("metric", "scored"), ("trial", "valid", "test")
+        if all(text(record.get(w)) for w in words) and all(finite(record.get(n)) for n in numbers):
+            return record
+    except UserError as error:
+        told = str(error)
+    raise UserError(
+        f"{path} is damaged ({told}): the winner has been scored once, and what it scored stood there; put it back, or "
+        "remove it to score again, which is then no longer the first look at the test part"
+    )
