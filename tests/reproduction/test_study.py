@@ -134,6 +134,16 @@ def test_nothing_is_scored_when_the_time_ends_a_final_run(toy, monkeypatch):
     assert not list((ledger / "runs").glob("*.json"))
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"3", b'["x"]', b'[{"x": 1}]', b"\xff"])
+def test_a_damaged_note_of_what_diverged_is_a_sentence(toy, content):
+    study, settings, ledger = toy
+    ledger.mkdir()
+    (ledger / "diverged.json").write_bytes(content)
+    for call in (lambda: run_study(study, settings, ledger, quiet), lambda: read_runs(ledger)):
+        with pytest.raises(UserError, match=r"diverged\.json cannot be read .*or remove it"):
+            call()
+
+
 @pytest.mark.slow
 def test_a_trial_that_diverges_is_noted_and_not_waited_for(toy):
     study, settings, ledger = toy
