@@ -210,6 +210,7 @@ def test_forward_mode_and_functional_derivatives(name):
 
 @pytest.mark.parametrize("name", ["gru", "lstm", "rhn", "mogrifier", "indrnn", "deep-gru"])
 def test_a_compiler_sees_one_graph(name):
+    torch._dynamo.reset()
     layer = layer_of(name, torch.float32)
     x, state = inputs(layer, torch.float32)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

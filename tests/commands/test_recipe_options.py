@@ -11,7 +11,7 @@ from deeprnn import cli
 from deeprnn.commands.recipe_options import MOST_USED, SHORT, apply, split_overrides
 from deeprnn.errors import UserError
 from deeprnn.training.defaults import model_of
-from deeprnn.training.recipe import Recipe, field_names, load_recipe, override
+from deeprnn.training.recipe import Recipe, field_names, load_recipe, override, packaged
 from deeprnn.training.saving import label
 from tests.small_runs import text_file
 
@@ -73,6 +73,26 @@ def test_every_kind_has_the_papers_way_of_writing_it_and_an_own_name_stays():
     assert {kind: label(of_kind(kind)) for kind in names} == names
     mine = apply(override(of_kind("rnn"), {"model.kind": "mine"}), [("model.hidden", "5,5")])
     assert label(mine) == mine.model.kind == "mine"
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_every_packaged_recipe_can_be_trained_by_the_command_line(name):
+    recipe = load_recipe(name)
+    assert apply(recipe, []) == recipe
+    assert apply(recipe, [("stop.epochs", "1")]) == override(recipe, {"stop.epochs": 1})
+
+
+@pytest.mark.parametrize("model", ["rnn", "lstm"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_text_is_trained_with_an_embedding(model, tied, tmp_path: Path, capsys):
+    words = (
+        f"--epochs 1 --hidden 6 --model {model} --model.embedding 6 --model.tied {str(tied).lower()} --json"
+    )
+    assert cli.main(["train", str(text_file()), *words.split(), "--out", str(tmp_path)]) == 0, (
+        capsys.readouterr().err
+    )
+    recipe = load_recipe(Path(json.loads(capsys.readouterr().out)[0]["path"]) / "recipe.toml")
+    assert (recipe.model.embedding, recipe.model.tied) == (6, tied)
 
 
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", "."])

@@ -330,6 +330,31 @@ def test_what_torch_refuses_is_refused_in_its_words():
             cls(I, H)(torch.zeros(T, B, I), (torch.zeros(B, H), torch.zeros(B, H)))
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64, torch.float64])
+@pytest.mark.parametrize("name", ["GRU", "LSTM"])
+def test_an_input_of_another_type_is_refused_in_torchs_words(name, kind):
+    for cls in (getattr(nn, name), getattr(deeprnn, name)):
+        with pytest.raises(ValueError, match=rf"input dtype \({kind}\) does not match weight dtype"):
+            cls(I, H)(torch.zeros(T, B, I, dtype=kind))
+    with pytest.raises(ValueError, match="does not match weight dtype"):
+        deeprnn.RHN(I, H)(torch.zeros(T, B, dtype=kind).expand(I, T, B))
+
+
+def test_integers_are_symbols_for_a_cell_of_ones_own():
+    class Embedded(deeprnn.Cell):
+        def __init__(self, input_size, hidden_size):
+            super().__init__()
+            self.E, self.W = nn.Embedding(input_size, hidden_size), nn.Linear(hidden_size, hidden_size)
+
+        def step(self, x, h):
+            return torch.tanh(self.E(x) + self.W(h))
+
+    layer = deeprnn.Recurrent(Embedded(I, H))
+    assert layer(torch.zeros(T, B, dtype=torch.int64))[0].shape == (T, B, H)
+    with pytest.raises(ValueError, match="Expected integer symbols to be 1D or 2D, got 3D"):
+        layer(torch.zeros(T, B, I, dtype=torch.int64))
+
+
 def test_a_recurrent_highway_of_depth_one_is_a_gated_mix():
     torch.manual_seed(0)
     net = deeprnn.RHN(I, H, depth=1, dtype=torch.float64)

@@ -15,8 +15,29 @@ I, H = 4, 6
 DEEP = {"intermediate_sizes": (5,), "shortcut": "last", "input_to": "all"}
 
 
+LAYERS = {
+    "gru": lambda: deeprnn.GRU(I, H, 2),
+    "lstm": lambda: deeprnn.LSTM(I, H, proj_size=3, batch_first=True),
+    "highway": lambda: deeprnn.RHN(I, H, depth=2, bidirectional=True),
+    "plain-loop": lambda: deeprnn.Recurrent(Summed(I, H), num_layers=2),
+}
+
+
+class Summed(deeprnn.Cell):
+    """No description has sums over units."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.U, self.W = torch.nn.Linear(input_size, hidden_size), torch.nn.Linear(hidden_size, hidden_size)
+
+    def step(self, x: Tensor, h: Tensor) -> Tensor:
+        return torch.tanh(self.U(x) + self.W(h)).cumsum(-1)
+
+
 def make(name: str):
     torch.manual_seed(0)
+    if name in LAYERS:
+        return LAYERS[name]()
     if name == "layer":
         return DeepRNN(I, H, num_layers=2, **DEEP)
     if name == "both-ways":
@@ -34,10 +55,11 @@ def inputs(net, T: int, B: int, step: bool = False) -> tuple[Tensor, ...]:
     """x and states for a length and batch of one's choice."""
     torch.manual_seed(T + B)
     lead = (B,) if step else (T, B)
-    if isinstance(net, DeepRNN):
+    if not isinstance(net, deeprnn.SequenceModel):
         ways = 2 if net.bidirectional else 1
         lead = (B, T) if net.batch_first and not step else lead
-        return torch.randn(*lead, I), torch.randn(net.num_layers * ways, B, H)
+        sizes = (H,) if isinstance(net, DeepRNN) else net.state_sizes
+        return torch.randn(*lead, I), *(torch.randn(net.num_layers * ways, B, n) for n in sizes)
     x = torch.randint(I, lead) if net.spec.symbols else torch.randn(*lead, I)
     return x, *(torch.rand_like(h) for h in net.initial_state(B))
 
@@ -45,14 +67,15 @@ def inputs(net, T: int, B: int, step: bool = False) -> tuple[Tensor, ...]:
 def expected(net, values: tuple[Tensor, ...], step: bool = False) -> list[Tensor]:
     call = net.step if step else net
     with torch.no_grad():
-        if isinstance(net, DeepRNN):
+        if not isinstance(net, deeprnn.SequenceModel) and len(values) == 2:
             return list(call(*values))
         y, state = call(values[0], values[1:])
     return [y, *state]
 
 
-def test_an_exported_program_at_an_unseen_length_and_batch():
-    net = make("dots").train()
+@pytest.mark.parametrize("name", ["dots", *LAYERS])
+def test_an_exported_program_at_an_unseen_length_and_batch(name):
+    net = make(name).train()
     before = {n: p.clone() for n, p in net.state_dict().items()}
     program = export_program(net).module()
     assert net.training
@@ -61,6 +84,18 @@ def test_an_exported_program_at_an_unseen_length_and_batch():
         values = inputs(net, T, B)
         for got, want in zip(program(*values), expected(net, values), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dots", "layer", *LAYERS])
+def test_the_strict_exporter_takes_it_too(name):
+    """It lets a compiler read the code, where the other one only runs it."""
+    net = make(name)
+    values = inputs(net, 5, 3)
+    example = values if len(values) == 2 and name != "dots" else (values[0], values[1:])
+    program = torch.export.export(net, example, strict=True)
+    got = program.module()(*example)
+    for a, b in zip(torch.utils._pytree.tree_leaves(got), expected(net, values), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def run_onnx(path, values: tuple[Tensor, ...]) -> list[Tensor]:
@@ -74,7 +109,8 @@ def run_onnx(path, values: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "name", ["layer", "characters", "pooled", pytest.param("both-ways", marks=pytest.mark.slow)]
+    "name",
+    ["layer", "characters", "pooled", "gru", "lstm", pytest.param("both-ways", marks=pytest.mark.slow)],
 )
 def test_onnx_at_an_unseen_length_and_batch(name, tmp_path):
     pytest.importorskip("onnxscript")
@@ -86,7 +122,7 @@ def test_onnx_at_an_unseen_length_and_batch(name, tmp_path):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["layer", "pooled"])
+@pytest.mark.parametrize("name", ["layer", "pooled", "lstm"])
 def test_onnx_step_by_step(name, tmp_path):
     pytest.importorskip("onnxscript")
     net = make(name)

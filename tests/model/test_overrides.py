@@ -16,6 +16,7 @@ from deeprnn.data.batching import Batch
 from deeprnn.generation.one_step import FewRows, fastest_step
 from deeprnn.model import operators, overrides
 from deeprnn.model.export import export_program
+from deeprnn.model.models import assemble, build
 from deeprnn.training.updater import LARGE, Scored
 
 T, B, I, H, O = 5, 2, 3, 4, 3
@@ -361,6 +362,80 @@ def test_sampling_calls_an_own_step():
 
     net = Own(many_classes().spec)
     assert fastest_step(net) == net.step
+
+
+@pytest.mark.parametrize("name", ["embed", "joined"])
+def test_sampling_calls_what_a_step_is_made_of(name):
+    net = many_classes()
+    assert isinstance(fastest_step(net), FewRows)
+    setattr(net, name, getattr(net, name))
+    assert fastest_step(net) == net.step
+
+
+# ---- levels and parts that are no operators
+
+
+def symbols_model(**settings) -> SequenceModel:
+    torch.manual_seed(0)
+    spec = assemble(input_size=6, output_size=6, hidden_sizes=(H,), output="categorical", **settings)
+    net = build(spec, seed=0)
+    for p in net.parameters():
+        nn.init.normal_(p)
+    return net
+
+
+def changed_by(net: SequenceModel, change) -> None:
+    """A change has an effect, and the same one on sequences and on steps."""
+    x, state, steps = torch.randint(6, (T, B)), None, []
+    before = net(x)[0]
+    change()
+    after = net(x)[0]
+    for symbols in x:
+        y, state = net.step(symbols, state)
+        steps.append(y)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(torch.stack(steps), after)
+
+
+def scale(module: nn.Module, name: str) -> None:
+    """As an update would, after `weight_norm`."""
+    with torch.no_grad():
+        module.get_parameter(f"{name}_g").mul_(3)
+
+
+@OLD_STYLE
+@pytest.mark.parametrize("cell", ["", "gru"])
+def test_an_embedding_is_called(cell):
+    net = symbols_model(embedding=3, cell=cell)
+    changed_by(net, lambda: net.embedding.register_forward_hook(lambda module, inputs, y: 2 * y))
+    nn.utils.weight_norm(net.embedding, "weight")
+    changed_by(net, lambda: scale(net.embedding, "weight"))
+
+
+@OLD_STYLE
+def test_a_tied_embedding_is_as_the_output_computes_it():
+    net = symbols_model(embedding=H, tied=True)
+    nn.utils.weight_norm(net.predict, "V1")
+    changed_by(net, lambda: scale(net.predict, "V1"))
+
+
+@OLD_STYLE
+def test_symbols_of_a_level_of_cells_see_the_weights_that_a_hook_computes():
+    net = symbols_model(cell="gru")
+    nn.utils.weight_norm(net.levels[0], "embedding")
+    changed_by(net, lambda: scale(net.levels[0], "embedding"))
+
+
+def test_a_hook_on_a_level_of_cells_is_refused_for_it_would_never_run():
+    net = symbols_model(cell="gru")
+    changed_by(net, lambda: net.levels[0].cell.register_forward_hook(lambda module, inputs, h: 0.5 * h))
+    net.levels[0].register_forward_hook(lambda *_: None)
+    x = torch.zeros(T, B, dtype=torch.int64)
+    for call in (lambda: net(x), lambda: net.step(x[0])):
+        with pytest.raises(
+            UserError, match=r"forward hook on a level of cells would never run.*levels\[0\]\.cell"
+        ):
+            call()
 
 
 # ---- weights that are computed

@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.func import functional_call, grad, hessian, jvp, stack_module_state, vmap
 
 import deeprnn
 from deeprnn import DeepRNN
+from deeprnn.cells.draws import sequence_dropout
 
 T, B, I, H, P = 4, 3, 3, 5, 3
 DOUBLE = {"dtype": torch.float64}
@@ -192,6 +194,41 @@ def test_a_compiled_model_equals_the_eager_one(name):
     reset[2, 1] = True
     for eager, compiled in both(net, "aot_eager", draw(T, B, I), None, reset):
         torch.testing.assert_close(compiled, eager)
+
+
+class Summed(deeprnn.Cell):
+    """Called step by step: no description has sums over units."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.U, self.W = nn.Linear(input_size, hidden_size), nn.Linear(hidden_size, hidden_size)
+
+    def step(self, x: Tensor, h: Tensor) -> Tensor:
+        return torch.tanh(self.U(x) + self.W(sequence_dropout(h, 0.5, self.training))).cumsum(-1)
+
+
+def test_a_plain_loop_is_one_graph_too():
+    layer = deeprnn.Recurrent(Summed(I, H)).double().eval()
+    for eager, compiled in both(layer, "aot_eager", draw(T, B, I)):
+        torch.testing.assert_close(compiled, eager)
+    compiled = torch.compile(layer.train(), fullgraph=True, backend="eager")
+    output, _ = compiled(
+        torch.zeros(T, B, I, dtype=torch.float64), torch.full((1, B, H), 1e3, dtype=torch.float64)
+    )
+    assert output.shape == (T, B, H)
+
+
+@pytest.mark.parametrize("kind", [DeepRNN, deeprnn.GRU])
+def test_lengths_and_batches_of_any_size_take_three_graphs(kind):
+    """One for the first, one for another length, one for all lengths and batches."""
+    torch._dynamo.reset()
+    counters.clear()
+    layer = kind(I, H)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for steps, batch in ((5, 2), (6, 2), (7, 3), (9, 4), (3, 2), (40, 16), (100, 2), (4, 30)):
+        x = torch.randn(steps, batch, I)
+        torch.testing.assert_close(compiled(x)[0], layer(x)[0])
+    assert counters["stats"]["unique_graphs"] <= 3
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler (g++)")

@@ -14,8 +14,28 @@ from torch.utils import _pytree as pytree
 
 import deeprnn
 from deeprnn import DeepRNN, Plus, Predict, UserError
+from deeprnn.model.models import assemble, build
 
 T, B, I, H, O = 4, 2, 3, 5, 2
+
+
+class Paced(deeprnn.Cell):
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.U, self.W = nn.Linear(input_size, hidden_size), nn.Linear(hidden_size, hidden_size)
+        self.pace = nn.Parameter(torch.rand(hidden_size))
+
+    def step(self, x, h):
+        return torch.lerp(h, torch.tanh(self.U(x) + self.W(h)), self.pace)
+
+
+class Summed(Paced):
+    """Called step by step: no description has sums over units."""
+
+    def step(self, x, h):
+        return torch.tanh(self.U(x) + self.W(h)).cumsum(-1) * self.pace
+
+
 MAKERS = {
     "layer": lambda: DeepRNN(I, H),
     "deep-layer": lambda: DeepRNN(
@@ -26,6 +46,12 @@ MAKERS = {
     "model": lambda: deeprnn.dots_rnn(
         input_size=I, hidden_size=H, intermediate_size=4, output_hidden_size=6, output_size=O, seed=0
     ),
+    "gru": lambda: deeprnn.GRU(I, H, 2),
+    "lstm": lambda: deeprnn.LSTM(I, H, bidirectional=True, proj_size=4),
+    "highway": lambda: deeprnn.RHN(I, H, depth=2),
+    "own-cell": lambda: deeprnn.Recurrent(Paced(I, H), num_layers=2),
+    "plain-loop": lambda: deeprnn.Recurrent(Summed(I, H)),
+    "model-of-cells": lambda: build(assemble(input_size=I, hidden_sizes=(H,), output_size=O, cell="lstm"), seed=0),
     "pooled-model": lambda: deeprnn.dots_rnn(
         input_size=I, hidden_size=H, intermediate_size=4, output_hidden_size=6, output_size=O, seed=0,
         intermediate_unit="lp:2", output_unit="maxout:2",
@@ -47,12 +73,17 @@ def last_state(h: Tensor | tuple[Tensor, ...]) -> Tensor:
     return h if isinstance(h, Tensor) else torch.cat(h, -1)
 
 
+def layer_of(name: str) -> nn.Module:
+    """A layer of these, in a model of somebody's."""
+    return Classifier(make(name), {"lstm": 8}.get(name, H))
+
+
 class Classifier(nn.Module):
     """A model of somebody's that holds a recurrent layer."""
 
-    def __init__(self, recurrent: nn.Module) -> None:
+    def __init__(self, recurrent: nn.Module, size: int = H) -> None:
         super().__init__()
-        self.recurrent, self.out = recurrent, nn.Linear(H, O)
+        self.recurrent, self.out = recurrent, nn.Linear(size, O)
 
     def forward(self, x):
         output, h = self.recurrent(x)
@@ -76,8 +107,9 @@ class TestJitTrace:
         torch.testing.assert_close(got[0], want[0])
         torch.testing.assert_close(last_state(got[1]), last_state(want[1]))
 
-    def test_gradients_of_a_trace(self):
-        net, x = make("deep-layer"), torch.randn(T, B, I)
+    @pytest.mark.parametrize("name", ["deep-layer", "gru", "lstm", "own-cell", "plain-loop"])
+    def test_gradients_of_a_trace(self, name):
+        net, x = make(name), torch.randn(T, B, I)
         traced = torch.jit.trace(net, (x,))
         parameters = list(net.parameters())
         want = torch.autograd.grad(net(x)[0].square().sum(), parameters)
@@ -98,9 +130,13 @@ class TestJitTrace:
             kinds = {node.kind() for node in traced.inlined_graph.nodes()}
             assert {kind.partition("::")[0] for kind in kinds} <= {"aten", "prim"}
 
-    @pytest.mark.parametrize("first", ["", "import deeprnn"], ids=["alone", "with-deeprnn"])
-    def test_a_saved_trace_runs_in_a_fresh_process(self, first, tmp_path):
-        net, x = make("deep-layer"), torch.randn(T, B, I)
+    @pytest.mark.parametrize(
+        ("first", "name"),
+        [("", "deep-layer"), ("import deeprnn", "deep-layer"), ("", "gru")],
+        ids=["alone", "with-deeprnn", "cell-alone"],
+    )
+    def test_a_saved_trace_runs_in_a_fresh_process(self, first, name, tmp_path):
+        net, x = make(name), torch.randn(T, B, I)
         with torch.no_grad():
             torch.jit.trace(net, (x,)).save(str(tmp_path / "net.pt"))
         torch.save((x, net(x)[0].detach()), tmp_path / "case.pt")
@@ -127,6 +163,7 @@ print("equal")
         tensorboard = pytest.importorskip("torch.utils.tensorboard")
         with tensorboard.SummaryWriter(str(tmp_path)) as writer:
             writer.add_graph(Classifier(make("layer")), torch.randn(T, B, I))
+            writer.add_graph(layer_of("gru"), torch.randn(T, B, I))
         assert any(tmp_path.iterdir())
 
 
@@ -153,7 +190,7 @@ def test_scripting_names_the_way_that_works(net):
 # ---- torch.fx
 
 
-@pytest.mark.parametrize("recurrent", [DeepRNN, nn.RNN])
+@pytest.mark.parametrize("recurrent", [DeepRNN, nn.RNN, deeprnn.GRU, deeprnn.RHN])
 def test_a_layer_is_one_node_of_a_symbolic_graph(recurrent):
     net = Classifier(recurrent(I, H))
     graph = fx.symbolic_trace(net)
@@ -178,7 +215,11 @@ def test_models_and_operators_are_nodes_too():
     torch.testing.assert_close(graph(x, h), net(x, h))
 
 
-@pytest.mark.parametrize("net", [DeepRNN(I, H), make("model"), Plus(I, H)], ids=["layer", "model", "plus"])
+@pytest.mark.parametrize(
+    "net",
+    [DeepRNN(I, H), make("model"), Plus(I, H), make("gru"), make("own-cell")],
+    ids=["layer", "model", "plus", "gru", "own-cell"],
+)
 def test_a_loop_alone_has_no_symbolic_graph_and_says_so(net):
     with pytest.raises(UserError, match=r"torch.fx cannot look into .*: trace a module that contains it"):
         fx.symbolic_trace(net)
@@ -223,6 +264,17 @@ class Holder:
     def __add__(self, other):
         return torch.add(self, other)
 
+    def __sub__(self, other):
+        return torch.sub(self, other)
+
+    def __mul__(self, other):
+        return torch.mul(self, other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rsub__(self, other):
+        return torch.sub(other, self)
+
 
 @EACH
 def test_a_tensor_with_its_own_operations(name):
@@ -234,7 +286,18 @@ def test_a_tensor_with_its_own_operations(name):
     torch.testing.assert_close(output.as_subclass(Tensor), net(x)[0])
 
 
-@pytest.mark.parametrize("name", ["layer", "deep-layer", "model"])
+def test_what_a_node_is_given_besides_the_input():
+    class Padded(Classifier):
+        def forward(self, x, lengths):
+            output, h, inside = self.recurrent(x, lengths=lengths, return_all_states=True)
+            return self.out(output), h, inside
+
+    net = Padded(make("gru"))
+    graph, x, lengths = fx.symbolic_trace(net), torch.randn(T, B, I), torch.tensor([2, 4])
+    torch.testing.assert_close(graph(x, lengths)[:2], net(x, lengths)[:2])
+
+
+@pytest.mark.parametrize("name", ["layer", "deep-layer", "model", "gru", "lstm", "own-cell"])
 def test_what_operations_of_torch_take(name):
     net, x = make(name), torch.randn(T, B, I)
     output, _ = net(Holder(x))
@@ -253,7 +316,9 @@ def test_what_they_do_not_take_is_named(x):
 # ---- the older ONNX exporter
 
 
-@pytest.mark.parametrize("name", ["layer", "deep-layer", "pooled-layer", "model"])
+@pytest.mark.parametrize(
+    "name", ["layer", "deep-layer", "pooled-layer", "model", "gru", "lstm", "own-cell", "plain-loop"]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_the_older_onnx_exporter(name, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")

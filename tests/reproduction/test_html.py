@@ -16,7 +16,7 @@ from deeprnn.errors import UserError
 from deeprnn.render.browser import encode_probabilities
 from deeprnn.reproduction.html import collect, report_html, write_report
 from deeprnn.reproduction.html.gather import PiecePrediction, TextPrediction, groups, predict, score
-from deeprnn.reproduction.html.sections import difference, part, spread
+from deeprnn.reproduction.html.sections import difference, part, settings, spread
 from deeprnn.runs.folder import load_run
 from tests.small_runs import small_run
 from tests.web.browser import launch
@@ -156,6 +156,24 @@ def test_a_run_that_has_only_begun(tmp_path: Path):
     parse(page)
     assert "No epoch is finished yet" in page
     assert "no trained model" in page
+
+
+@pytest.mark.parametrize("kind", ["noise", "link", "large"])
+def test_a_recipe_that_anyone_may_have_written(tmp_path: Path, kind: str):
+    """Bytes that are no text are shown as far as they can be; nothing from outside of the folder is."""
+    folder = copy_of(small_run("char"), tmp_path / "r")
+    recipe = folder / "recipe.toml"
+    recipe.unlink()
+    (tmp_path / "secret").write_text("a secret")
+    if kind == "link":
+        recipe.symlink_to(tmp_path / "secret")
+    else:
+        recipe.write_bytes(b"# \xff\xd9 <b>noise" if kind == "noise" else b"#" * 2_000_000)
+    page = settings(load_run(folder))
+    parse(page)
+    assert "a secret" not in page
+    assert ("\ufffd\ufffd &lt;b&gt;noise" in page) == (kind == "noise")
+    assert len(page) < 1_200_000
 
 
 def test_names_cannot_break_the_page(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -319,6 +320,20 @@ def test_the_second_stage_starts_from_the_first(tmp_path: Path, songs: None):
     assert all(torch.equal(before[n], after[n]) for n in levels), (
         "at rate 0 they stay what the first stage learnt"
     )
+
+
+def test_a_first_stage_that_a_kill_kept_from_the_ledger_is_entered(tmp_path: Path, songs: None):
+    """It had ended, so that no job trains it again, but not all members of its population had."""
+    now = settings(tmp_path, "jsb/dots")
+    assert reproduce(now, lambda text: None).status == 0
+    whole = {path.name for path in (tmp_path / "ledger").iterdir()}
+    for path in (tmp_path / "ledger").iterdir():
+        if "-dots-" in path.name or path.name.endswith("seed-1.json"):
+            path.unlink()
+    for path in (tmp_path / "runs").glob("jsb-dots-*"):
+        shutil.rmtree(path)
+    assert reproduce(now, lambda text: None).status == 0
+    assert {path.name for path in (tmp_path / "ledger").iterdir()} == whole
 
 
 class After(Sequence[int]):

@@ -7,12 +7,9 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from deeprnn.cli import main
-from deeprnn.data.music import MusicData, Songs
-from deeprnn.data.rolls import save_npz
 from deeprnn.errors import UserError
 from deeprnn.model.structure import dissect
 from deeprnn.reproduction import run as running
@@ -26,76 +23,14 @@ from deeprnn.reproduction.study.jobs import chosen, study_plan
 from deeprnn.reproduction.study.plan_file import packaged_studies, read_study, recipes_of
 from deeprnn.reproduction.study.run import describe_study, read_runs, run_study
 from deeprnn.runs.locking import lock
-
-TOY = """
-question = "Does depth help the toy?"
-tested = "deep"
-control = "shallow"
-search_seeds = [1]
-seeds = [11, 12]
-pairs = [["main/dots", "main/long"]]
-
-[[family]]
-name = "main"
-data = ["toy"]
-[family.settings]
-"data.name" = "{songs}"
-"data.chunk" = 8
-"data.order" = "own"
-"data.lanes" = 1
-"model.hidden" = 4
-"schedule.name" = "cosine"
-"stop.epochs" = 1
-"optimiser.name" = "adamw"
-[family.grid]
-"optimiser.rate" = [0.01, 0.03]
-"optimiser.weight_decay" = [0.1]
-
-[[contender]]
-name = "rnn"
-family = "main"
-label = "RNN"
-recipe = "paper/jsb/rnn"
-
-[[contender]]
-name = "long"
-family = "main"
-label = "RNN, long"
-recipe = "paper/jsb/rnn"
-length = 2.0
-
-[[contender]]
-name = "dts"
-family = "main"
-label = "DT(S)"
-tested = true
-recipe = "paper/jsb/dts"
-[contender.settings]
-"model.intermediate" = 3
-
-[[contender]]
-name = "dots"
-family = "main"
-label = "DOT(S)"
-tested = true
-recipe = "paper/jsb/dots"
-[contender.settings]
-"model.intermediate" = 3
-"model.output_hidden" = 3
-"""
+from tests.reproduction.toys import write_study
 
 
 @pytest.fixture
 def toy(tmp_path: Path):
     """The study's plan, settings and ledger."""
-    draw = np.random.default_rng(0)
-    rolls = {
-        s: Songs.pack([(draw.random((n, 6)) < 0.3) for n in (17, 9)], 6) for s in ("train", "valid", "test")
-    }
-    save_npz(tmp_path / "songs.npz", MusicData("songs", rolls))
-    (tmp_path / "toy.toml").write_text(TOY.replace("{songs}", str(tmp_path / "songs.npz")))
     running._load.cache_clear()
-    return read_study(str(tmp_path / "toy.toml")), Settings(root=tmp_path / "runs"), tmp_path / "ledger"
+    return read_study(str(write_study(tmp_path))), Settings(root=tmp_path / "runs"), tmp_path / "ledger"
 
 
 def quiet(text: str) -> None:
@@ -197,6 +132,16 @@ def test_nothing_is_scored_when_the_time_ends_a_final_run(toy, monkeypatch):
     study, settings, ledger = toy
     assert run_study(study, replace(settings, budget=1e-9), ledger, quiet).unfinished
     assert not list((ledger / "runs").glob("*.json"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"3", b'["x"]', b'[{"x": 1}]', b"\xff"])
+def test_a_damaged_note_of_what_diverged_is_a_sentence(toy, content):
+    study, settings, ledger = toy
+    ledger.mkdir()
+    (ledger / "diverged.json").write_bytes(content)
+    for call in (lambda: run_study(study, settings, ledger, quiet), lambda: read_runs(ledger)):
+        with pytest.raises(UserError, match=r"diverged\.json cannot be read .*or remove it"):
+            call()
 
 
 @pytest.mark.slow

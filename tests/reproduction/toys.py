@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
 from deeprnn.data.music import Grid, MusicData, Songs
+from deeprnn.data.rolls import save_npz
 from deeprnn.reproduction import run as running
 
 TINY = (
@@ -39,3 +41,73 @@ def made_up_songs() -> Iterator[None]:
         mock.patch.object(running.sources, "find", return_value=()),
     ):
         yield
+
+
+STUDY = """
+question = "Does depth help the toy?"
+tested = "deep"
+control = "shallow"
+search_seeds = [1]
+seeds = [11, 12]
+pairs = [["main/dots", "main/long"]]
+
+[[family]]
+name = "main"
+data = ["toy"]
+[family.settings]
+"data.name" = "{songs}"
+"data.chunk" = 8
+"data.order" = "own"
+"data.lanes" = 1
+"model.hidden" = 4
+"schedule.name" = "cosine"
+"stop.epochs" = 1
+"optimiser.name" = "adamw"
+[family.grid]
+"optimiser.rate" = [0.01, 0.03]
+"optimiser.weight_decay" = [0.1]
+
+[[contender]]
+name = "rnn"
+family = "main"
+label = "RNN"
+recipe = "paper/jsb/rnn"
+
+[[contender]]
+name = "long"
+family = "main"
+label = "RNN, long"
+recipe = "paper/jsb/rnn"
+length = 2.0
+
+[[contender]]
+name = "dts"
+family = "main"
+label = "DT(S)"
+tested = true
+recipe = "paper/jsb/dts"
+[contender.settings]
+"model.intermediate" = 3
+
+[[contender]]
+name = "dots"
+family = "main"
+label = "DOT(S)"
+tested = true
+recipe = "paper/jsb/dots"
+[contender.settings]
+"model.intermediate" = 3
+"model.output_hidden" = 3
+"""
+
+
+def write_study(folder: Path) -> Path:
+    """The plan of a small study in a file, beside songs of its own."""
+    draw = np.random.default_rng(0)
+    rolls = {
+        s: Songs.pack([(draw.random((n, 6)) < 0.3) for n in (17, 9)], 6) for s in ("train", "valid", "test")
+    }
+    save_npz(folder / "songs.npz", MusicData("songs", rolls))
+    path = folder / "toy.toml"
+    path.write_text(STUDY.replace("{songs}", str(folder / "songs.npz")))
+    return path

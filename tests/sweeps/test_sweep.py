@@ -26,6 +26,7 @@ from deeprnn.sweeps import pack as packs
 from deeprnn.sweeps import run as coordinator
 from deeprnn.sweeps.engines import Lost
 from deeprnn.sweeps.engines.local import LocalEngine
+from deeprnn.sweeps.folder import open_study
 from deeprnn.sweeps.html import sweep_html
 from deeprnn.sweeps.pack import Pack, train_pack
 from deeprnn.sweeps.spec import load_spec
@@ -266,6 +267,40 @@ def test_a_damaged_journal_is_a_sentence(tmp_path, content):
     (tmp_path / "s/journal.log").write_bytes(content)
     with pytest.raises(UserError, match="journal"):
         sweep(spec(), tmp_path / "s")
+
+
+@pytest.mark.parametrize("content", ["dear diary", "dear diary\n", '{"name": "Ada"}', '{"op": 1}\n{'])
+def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path, content):
+    notes = tmp_path / "notes.txt"
+    notes.write_text(content)
+    with pytest.raises(UserError, match=r"notes\.txt is no journal of a sweep: .*another --storage"):
+        Study(spec(), tmp_path / "s", str(notes))
+    assert notes.read_text() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff"])
+def test_begun_trials_are_gone_on_with_though_the_folders_own_name_is_lost(tmp_path, content):
+    """Its trials know the folder they were begun in."""
+    which, mark = spec(), tmp_path / "s" / "owner.json"
+    assert not sweep(which, tmp_path / "s", received=[2]).finished
+    assert open_study(which, tmp_path / "s").ask(2)
+    before = mark.read_bytes()
+    mark.unlink() if content is None else mark.write_bytes(content)
+    assert sweep(which, tmp_path / "s").finished
+    assert mark.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]"])
+def test_where_the_trials_are_is_asked_when_that_is_lost(tmp_path, content):
+    which, mark, shared = spec(), tmp_path / "s" / "owner.json", str(tmp_path / "shared.log")
+    assert not sweep(which, tmp_path / "s", storage=shared, received=[2]).finished
+    mark.unlink() if content is None else mark.write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"owner\.json is (missing|damaged).*give their --storage, or put it back"
+    ):
+        sweep(which, tmp_path / "s")
+    assert sweep(which, tmp_path / "s", storage=shared).finished
 
 
 def test_a_pack_whose_worker_died_goes_on(tmp_path):

@@ -8,12 +8,14 @@ what a library writes from C is covered by the system's own limit in `disk_full.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
 import io
 import os
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,7 +48,7 @@ GROWS = ("open", "write", "rest", "mkdir")
 def watched(root: Path, listener: Listener) -> Iterator[None]:
     """Announce every change below `root` that this process makes."""
     inside = f"{os.path.realpath(root)}{os.sep}"
-    entered = False
+    entered, alone = False, threading.RLock()  # other threads' changes wait while somebody looks
 
     def tell(kind: str, place: Any) -> None:
         nonlocal entered
@@ -60,19 +62,22 @@ def watched(root: Path, listener: Listener) -> Iterator[None]:
             entered = False
 
     with ExitStack() as patches:
-        for target, name, replacement in _replacements(tell):
+        for target, name, replacement in _replacements(tell, alone):
             patches.enter_context(mock.patch.object(target, name, replacement))
         yield
 
 
-def _replacements(tell: Callable[[str, Any], None]) -> list[tuple[Any, str, Any]]:
+def _replacements(
+    tell: Callable[[str, Any], None], alone: contextlib.AbstractContextManager[Any]
+) -> list[tuple[Any, str, Any]]:
     real_open, real_write, real_os_open = io.open, os.write, os.open
 
     def announced(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*places: Any, dir_fd: int | None = None, **more: Any) -> Any:
             place = places[1] if kind == "rename" else places[0]
-            tell(kind, place if dir_fd is None else os.path.join(_path(dir_fd), place))
-            return real(*places, **more, **({} if dir_fd is None else {"dir_fd": dir_fd}))
+            with alone:
+                tell(kind, place if dir_fd is None else os.path.join(_path(dir_fd), place))
+                return real(*places, **more, **({} if dir_fd is None else {"dir_fd": dir_fd}))
 
         return call
 
@@ -80,17 +85,20 @@ def _replacements(tell: Callable[[str, Any], None]) -> list[tuple[Any, str, Any]
         if not _regular(handle):
             return real_write(handle, content)
         view = memoryview(content)
-        tell("write", handle)
-        written = real_write(handle, view[: (len(view) + 1) // 2])
+        with alone:
+            tell("write", handle)
+            written = real_write(handle, view[: (len(view) + 1) // 2])
         if written < len(view):
-            tell("rest", handle)
-            written += real_write(handle, view[written:])
+            with alone:
+                tell("rest", handle)
+                written += real_write(handle, view[written:])
         return written
 
     def os_open(path: Any, flags: int, *rest: Any, **more: Any) -> int:
-        if flags & (os.O_CREAT | os.O_TRUNC):
-            tell("open", path)
-        return real_os_open(path, flags, *rest, **more)
+        with alone:
+            if flags & (os.O_CREAT | os.O_TRUNC):
+                tell("open", path)
+            return real_os_open(path, flags, *rest, **more)
 
     class File(io.FileIO):
         """A file whose writes are announced."""
@@ -99,8 +107,9 @@ def _replacements(tell: Callable[[str, Any], None]) -> list[tuple[Any, str, Any]
             return write(self.fileno(), content)
 
         def truncate(self, size: int | None = None) -> int:
-            tell("truncate", self.fileno())
-            return super().truncate(size)
+            with alone:
+                tell("truncate", self.fileno())
+                return super().truncate(size)
 
     def opened(
         file: Any,
@@ -114,9 +123,10 @@ def _replacements(tell: Callable[[str, Any], None]) -> list[tuple[Any, str, Any]
     ) -> Any:
         if not set(mode) & set("wax+"):
             return real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
-        if not isinstance(file, int):
-            tell("open", file)
-        raw = File(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+        with alone:
+            if not isinstance(file, int):
+                tell("open", file)
+            raw = File(file, mode.replace("b", "").replace("t", ""), closefd, opener)
         if buffering == 0:
             return raw
         binary = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)

@@ -41,7 +41,7 @@ class Scene:
         return target
 
 
-RUNS = ("music", "text", "population", "stages", "interrupted")
+RUNS = ("music", "text", "population", "stages", "interrupted", "chords", "cells")
 
 
 @cache
@@ -86,6 +86,17 @@ def _train(made: Scene, name: str) -> None:
             str(made.runs / "text"),
         ),
         "interrupted": (str(made.book), "--model", "rnn", "--stop.epochs", "9"),
+        "chords": (
+            str(made.songs),
+            "--model",
+            "dots",
+            *DEEP,
+            "--output.kind",
+            "nade",
+            "--model.nade_size",
+            "5",
+        ),
+        "cells": (str(made.book), "--model", "lstm", "--model.embedding", "4", "--track", "tensorboard"),
     }[name]
     small = SMALL if str(made.book) in options else SMALL[2:]
     call = ["train", *small, *ENDING, *options, "--out", str(made.runs), "--name", name, *QUIETLY]

@@ -18,13 +18,13 @@ from unittest import mock
 
 from deeprnn.cli import main
 from deeprnn.training.recipe import to_toml
-from tests.reproduction.toys import TINY, made_up_songs
+from tests.reproduction.toys import TINY, made_up_songs, write_study
 from tests.training.toys import recipe
 
 BOOK = "in the beginning was the word \nand the word was short \n" * 12
 ASIDE = (
     *("seconds", "frames_per_second", "created", "updated", "finished", "environment"),
-    *("commit", "dirty", "command", "name"),
+    *("commit", "dirty", "command", "name", "scored", "began"),
 )
 """what a clock, a machine, a checkout or a folder's name decides"""
 SMALL = ("--level", "char", "--model.hidden", "6", "--data.lanes", "4", "--data.chunk", "30")
@@ -40,7 +40,7 @@ class Story:
     """A piece of work that survives being killed."""
 
     name: str
-    prepare: Callable[[Path], None]
+    prepare: Callable[[Path], Any]
     """put what the work needs beside its folder"""
     live: Callable[[Path], int]
     """work until the end; the exit status"""
@@ -64,14 +64,23 @@ def training(name: str, *options: str) -> Story:
     """`deeprnn train`, and `deeprnn resume` where that has begun."""
 
     def live(folder: Path) -> int:
-        run = folder / "runs" / "toy"
+        run, ledger = folder / "runs" / "toy", ("--ledger", str(folder / "ledger"))
         if (run / "recipe.toml").exists():
-            return main(["resume", str(run), *QUIETLY])
+            return main(["resume", str(run), *ledger, *QUIETLY])
         book = str(folder.parent / "book.txt")
         place = ("--out", str(folder / "runs"), "--name", "toy")
-        return main(["train", book, *SMALL, *ENDING, *options, *place, *QUIETLY])
+        return main(["train", book, *SMALL, *ENDING, *options, *place, *ledger, *QUIETLY])
 
-    return Story(name, _write_book, live, lambda folder: outcome(folder / "runs" / "toy"))
+    return Story(name, _write_book, live, _trained)
+
+
+def _trained(folder: Path) -> Any:
+    return {"run": outcome(folder / "runs" / "toy"), "ledger": _entries(folder / "ledger")}
+
+
+def _entries(ledger: Path) -> dict[str, Any]:
+    paths = [path for path in ledger.rglob("[!.]*.json") if path.is_file()]
+    return {str(path.relative_to(ledger)): timeless(json.loads(path.read_bytes())) for path in paths}
 
 
 def pretraining(folder: Path) -> int:
@@ -107,18 +116,64 @@ def _reproduce(folder: Path) -> int:
 
 def _reproduced(folder: Path) -> Any:
     runs = {path.name: outcome(path) for path in sorted((folder / "runs").iterdir())}
-    entries = {
-        path.name: timeless(json.loads(path.read_bytes())) for path in (folder / "ledger").glob("[!.]*")
+    return {"runs": runs, "ledger": _entries(folder / "ledger")}
+
+
+# ---- a search, and a study
+
+
+def _write_search(folder: Path) -> None:
+    _write_book(folder)
+    (folder / "search.toml").write_text(
+        f"""
+recipe = "first.toml"
+trials = 4
+sampler = "random"
+[space]
+"optimiser.rate" = "log:0.1..2"
+[override]
+"data.name" = "{folder / "book.txt"}"
+"stop.epochs" = 2
+"save.seconds" = 0
+"""
+    )
+
+
+def _search(folder: Path) -> int:
+    file, place = str(folder.parent / "search.toml"), ("--out", str(folder / "search"), "--device", "cpu")
+    return main(["sweep", file, *place, "--jobs", "1", "--pack", "2", "--quiet"]) or main(
+        ["sweep", file, *place, "--score-test"]
+    )
+
+
+def _searched(folder: Path) -> Any:
+    from deeprnn.sweeps.spec import load_spec
+    from deeprnn.sweeps.study import Study
+
+    place = folder / "search"
+    trials = Study(load_spec(place / "sweep.toml"), place).trials()
+    return {
+        "trials": [[t.number, t.state, t.value, t.curve] for t in trials],
+        "kept": outcome(place / "trials"),
+        "winner": (place / "winner.toml").read_bytes(),
+        "scored": timeless(json.loads((place / "winner.json").read_bytes())),
     }
-    return {"runs": runs, "ledger": entries}
+
+
+def _study(folder: Path) -> int:
+    place = ("--runs", str(folder / "runs"), "--ledger", str(folder / "ledger"), "--device", "cpu")
+    return main(["reproduce", "--study", str(folder.parent / "toy.toml"), *place])
 
 
 STORIES = (
     training("a run", "--model", "rnn"),
     training("a population", "--model", "rnn", "--seeds", "1,2"),
-    Story("a pretraining run", _write_book, pretraining, lambda folder: outcome(folder / "runs" / "toy")),
+    Story("a pretraining run", _write_book, pretraining, _trained),
     Story("reproduce", lambda folder: None, _reproduce, _reproduced),
-    training("a sweep", "--model", "rnn", "--rates", "0.5,0.1"),
+    training("a grid of rates", "--model", "rnn", "--rates", "0.5,0.1"),
+    training("a tracked run", "--model", "rnn", "--track", "tensorboard"),
+    Story("a search", _write_search, _search, _searched),
+    Story("a study", write_study, _study, lambda folder: _entries(folder / "ledger")),
 )
 
 

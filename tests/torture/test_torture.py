@@ -216,7 +216,10 @@ def test_outcomes_are_compared_in_full(tmp_path: Path):
         "a population",
         "a pretraining run",
         "reproduce",
-        "a sweep",
+        "a grid of rates",
+        "a tracked run",
+        "a search",
+        "a study",
     }
 
 

@@ -173,7 +173,9 @@ def _against(own: Adjoint, d: Tensor, vector: Vector, stored: Sequence[Tensor], 
     output, first = stored[cell.outputs.index(cell.new_states[vector.index])], inputs.states[vector.index]
     steps = output.shape[-3]
     # A copy of the states is smaller than a product of its own for the first of them, unless there are many rows.
-    if inputs.reset is not None or steps < 2 or steps * output.shape[-2] <= 2 * own.width:
+    # For a compiler the copy too: it would compile again for lengths and batches on the other side of the border.
+    copied = inputs.reset is not None or torch.compiler.is_compiling()
+    if copied or steps < 2 or steps * output.shape[-2] <= 2 * own.width:
         return _product(d, plain.previous(cell, stored, inputs, vector.index))
     started = _product(d.narrow(-3, 0, 1), first.unsqueeze(-3))
     return started + _product(d.narrow(-3, 1, steps - 1), output.narrow(-3, 0, steps - 1))

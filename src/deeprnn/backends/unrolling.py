@@ -50,7 +50,7 @@ def _unroll_checked(
         text = cell if isinstance(cell, str) else cell.text
         name = select(text, device, dtype, precision, backend)
         if name == EXPORTABLE:
-            return scan.forward(from_text(text), inputs)
+            return scan.forward(text, inputs)
         if name == PLAIN and not torch.compiler.is_compiling():  # which would unroll its loop
             return plain.forward(from_text(text), inputs)
         return autograd.unroll(name, text, precision, inputs)

@@ -16,6 +16,7 @@ from deeprnn.errors import UserError
 CELLS: WeakValueDictionary[str, Cell] = WeakValueDictionary()
 """cells that are alive, by their handle: a compiler passes words to functions, not modules"""
 _numbers = itertools.count()
+INITIAL_STATE = ", and let initial_state(self, batch) return it as (batch, units)"
 
 
 class Sizes(NamedTuple):
@@ -31,14 +32,14 @@ class Cell(nn.Module):
 
     `step(self, x, *state)` takes the input of one step, (B, input_size) or integer symbols (B,), and one or more
     states, (B, n) each, and returns the new states in the same order: a tensor for one state, else a tuple. The
-    output of the layer is the first state, unless the cell has a method `output(self, *state)`, which is called once
-    for all steps, with one row for every step and sequence.
+    output of the layer is the first state, unless the cell has a method `output(self, *state)`, or a module of that
+    name, which is called once for all steps, with one row for every step and sequence.
 
     Sizes are taken from the attributes `input_size` and `state_sizes` (or `hidden_size`, for all states), else from the
     constructor's arguments of these names, else they are found by trying the sizes of the parameters.
     """
 
-    output: Callable[..., Tensor] | None = None
+    output: Callable[..., Tensor] | None
     _handle: str
     _arguments: dict[str, Any]
 
@@ -53,6 +54,19 @@ class Cell(nn.Module):
         bound.apply_defaults()
         self.__dict__["_arguments"] = dict(list(bound.arguments.items())[1:])
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "output":  # no method: a module that was assigned, or none
+            return self.__dict__.get("_modules", {}).get(name)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if callable(vars(Cell).get(name)) and not callable(value):
+            raise UserError(
+                f"{type(self).__name__}: self.{name} is a method of deeprnn.Cell, which an attribute would hide: give "
+                f"the {type(value).__name__} another name{'' if name != 'initial_state' else INITIAL_STATE}"
+            )
+        super().__setattr__(name, value)  # type: ignore[arg-type]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({k: v for k, v in state.items() if k != "_handle"})  # a copy is another cell

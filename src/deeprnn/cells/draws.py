@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from threading import local
 
 import torch
 from torch import Tensor
@@ -31,35 +31,41 @@ class _Sequence:
         return self.drawn[self.asked - 1]
 
 
-_sequence: ContextVar[_Sequence | None] = ContextVar("sequence", default=None)
-_recording: ContextVar[bool] = ContextVar("recording", default=False)
+class _Drawing(local):
+    """What is going on in this thread; torch.compile follows attributes, and no context variables."""
+
+    sequence: _Sequence | None = None
+    recorded = False
+
+
+_drawing = _Drawing()
 
 
 @contextmanager
 def sequence() -> Iterator[_Sequence]:
     """Inside, draws of a sequence stay the same; set `asked` back to 0 before every step."""
-    token = _sequence.set(_Sequence())
+    before, _drawing.sequence = _drawing.sequence, _Sequence()
     try:
-        yield _sequence.get()  # type: ignore[misc]
+        yield _drawing.sequence
     finally:
-        _sequence.reset(token)
+        _drawing.sequence = before
 
 
 @contextmanager
 def recorded() -> Iterator[None]:
     """Inside, draws of a sequence are calls that a recorder can tell from others."""
-    token = _recording.set(True)
+    before, _drawing.recorded = _drawing.recorded, True
     try:
         yield
     finally:
-        _recording.reset(token)
+        _drawing.recorded = before
 
 
 def sequence_uniform(like: Tensor) -> Tensor:
     """Uniform numbers in [0, 1), shaped as `like`, the same at every step of a sequence."""
-    if _recording.get():
+    if _drawing.recorded:
         return torch.ops.deeprnn.sequence_uniform(like)
-    drawn = _sequence.get()
+    drawn = _drawing.sequence
     return torch.rand_like(like) if drawn is None else drawn.next(like)
 
 

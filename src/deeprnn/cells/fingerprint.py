@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils.weight_norm import WeightNorm
+
+from deeprnn.cells.opaque import content_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 HOOKS = {
@@ -24,6 +30,11 @@ GLOBAL_HOOKS = (
 )
 OWN = frozenset(vars(nn.Module())) - {"training"} | {"_handle", "_arguments", "_sizes"}
 """attributes that every module and every cell has"""
+LIBRARIES = ("torch", "numpy", "deeprnn.cells.cell", "builtins")
+"""whose functions and classes stay as they are"""
+OF_EVERY_CLASS = frozenset({"__module__", "__doc__", "__annotations__", "__dict__", "__weakref__"})
+Held = list[Any] | None
+"""collects what a fingerprint knows by its address, which another object may have after this one is gone"""
 
 
 def hook_of(module: nn.Module) -> str | None:
@@ -49,41 +60,102 @@ def settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
                 yield path, name, value
 
 
-def fingerprint(module: nn.Module) -> tuple[Any, ...]:
+def fingerprint(module: nn.Module, held: Held = None) -> tuple[Any, ...]:
     """A hashable value that differs when the step may have changed."""
     found: list[Any] = []
     for part in module.modules():
         attributes = part.__dict__
         found.append(type(part))
-        found += [frozen(value) for name, value in attributes.items() if name not in OWN]
+        found += [(name, frozen(value, held)) for name, value in attributes.items() if name not in OWN]
         for home in (attributes["_parameters"], attributes["_buffers"]):
             found += [(name, None if t is None else (t.shape, t.dtype)) for name, t in home.items()]
         found.append(tuple(attributes["_modules"]))
-    return (*found, *class_attributes(type(module)))
+        found += class_attributes(type(part), held)
+    return tuple(found)
 
 
-def class_attributes(kind: type) -> Iterator[Any]:
-    """Functions and constants of a class and its parents up to torch's: they may be replaced as well."""
+def class_attributes(kind: type, held: Held = None) -> Iterator[Any]:
+    """Functions and constants of a user's class and its parents: they may be replaced as well."""
     for base in kind.__mro__:
-        if base is nn.Module:
-            return
-        for value in vars(base).values():
-            yield value if isinstance(value, PLAIN) else id(value)
+        if of_library(base.__module__):
+            continue
+        for name, value in vars(base).items():
+            if type(value) is FunctionType:  # most are
+                yield known_by_address(value, held)
+                yield known_by_address(value.__code__, held)
+            elif name not in OF_EVERY_CLASS:
+                yield frozen(value, held)
 
 
-def frozen(value: Any, depth: int = 4) -> Any:
+def of_library(module: str | None) -> bool:
+    """Whether code of a module of that name stays as it is."""
+    return module is not None and (module.startswith("torch.") or module in LIBRARIES)
+
+
+def frozen(value: Any, held: Held = None, depth: int = 4) -> Any:
     """A hashable stand-in for an attribute: numbers and words, tensors by shape, other objects by what they hold."""
     if isinstance(value, PLAIN):
         return type(value), value
     if isinstance(value, Tensor):
         return value.shape, value.dtype
+    if (code := code_of(value)) is not None:  # tools that reload modules put new code into old functions
+        return known_by_address(value, held), known_by_address(code, held)
     if not depth:
-        return id(value)
-    if isinstance(value, (tuple, list, set, frozenset)):
-        return type(value), tuple(frozen(v, depth - 1) for v in value)
+        return known_by_address(value, held)
+    if isinstance(value, (tuple, list, set, frozenset, deque)):
+        return type(value), tuple(frozen(v, held, depth - 1) for v in value)
     if isinstance(value, dict):
-        return tuple((frozen(k, depth - 1), frozen(v, depth - 1)) for k, v in value.items())
-    inner = getattr(value, "__dict__", None)
-    if isinstance(value, (type, nn.Module)) or not inner:
-        return id(value)
-    return id(value), frozen(inner, depth - 1)
+        return tuple((frozen(k, held, depth - 1), frozen(v, held, depth - 1)) for k, v in value.items())
+    if (content := content_of(value)) is not None:
+        return type(value), content
+    if isinstance(value, nn.Module):  # beside the cell's parts, with tensors that are recorded as they are
+        tensors = (*value.parameters(), *value.buffers())
+        return known_by_address(value, held), tuple(known_by_address(t, held) for t in tensors)
+    if isinstance(value, MethodType):
+        return known_by_address(value.__self__, held), frozen(value.__func__, held)
+    if isinstance(value, partial):
+        parts = value.func, value.args, value.keywords
+        return tuple(frozen(part, held, depth - 1) for part in parts)
+    address = known_by_address(value, held)
+    inner = None if isinstance(value, (type, ModuleType)) else contents(value)
+    return (address, frozen(inner, held, depth - 1)) if inner else address
+
+
+def code_of(value: Any) -> CodeType | None:
+    """The code of a Python function, also where a class keeps it as a property or a static method."""
+    function = function_of(value)
+    return None if function is None else function.__code__
+
+
+def function_of(value: Any) -> FunctionType | None:
+    """The Python function that this is, or of which a class makes a property or a static method."""
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    return value if isinstance(value, FunctionType) else None
+
+
+def contents(value: Any) -> dict[str, Any]:
+    """The attributes that an object keeps, in a dictionary or in slots."""
+    found: dict[str, Any] = {}
+    for base in type(value).__mro__:
+        for name in _names(vars(base).get("__slots__", ())):
+            descriptor = vars(base).get(name)
+            if isinstance(descriptor, MemberDescriptorType):
+                with suppress(AttributeError):  # not set
+                    found[name] = descriptor.__get__(value)
+    if isinstance(own := getattr(value, "__dict__", None), dict):
+        found.update(own)
+    return found
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def known_by_address(value: Any, held: Held) -> int:
+    """An object as itself and nothing else."""
+    if held is not None:
+        held.append(value)
+    return id(value)

@@ -7,12 +7,13 @@ take and return plain values, so that a compiler can run them while it traces.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from deeprnn.cells.cell import CELLS, Cell, handle_of
 from deeprnn.cells.fingerprint import PLAIN, fingerprint, hook_of, settings
+from deeprnn.cells.surroundings import Name, surroundings, unchanged
 from deeprnn.cells.trace import Graphs, Traced, Undescribable, trace
-from deeprnn.cells.tracing.recording import in_fresh_thread
+from deeprnn.cells.tracing.recording import ChangesItself, in_fresh_thread
 
 logger = logging.getLogger("deeprnn")
 
@@ -65,15 +67,21 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell's plan: `reason` is why there is no description."""
+    """A cell's plan: `reason` is why there is no description; `restless`: because the step changes the cell."""
 
     key: str
     traced: Traced | None = None
     layout: Layout | None = None
     reason: str = ""
+    restless: bool = False
 
 
 PLANS: dict[str, Plan] = {}
+MOST_PLANS = 64
+"""of a cell: then all are forgotten"""
+Key = tuple[Any, ...]
+RESTLESS: Key = ("restless",)
+"""a cell whose step changed it each time that it was read is called step by step from then on"""
 
 
 class Kept:
@@ -89,18 +97,62 @@ class Kept:
 GRAPHS = Kept()
 """graphs of plans by key and name: "fixed", "rows", "sequence" """
 _numbers = count()
-_by_cell: WeakKeyDictionary[Cell, dict[Any, Plan]] = WeakKeyDictionary()
+_by_cell: WeakKeyDictionary[Cell, dict[Key, _Known]] = WeakKeyDictionary()
 
 
 def plan_of(cell: Cell, request: Request, tensors: dict[str, Tensor] | None = None) -> Plan:
     """The plan of a cell, whose tensors are its own or the given ones."""
     known = _by_cell.setdefault(cell, {})
+    if RESTLESS in known:
+        return known[RESTLESS].plan
     key = (request, hook_of(cell), fingerprint(cell))
-    if key not in known:
-        plan = known[key] = _make(cell, request, held_tensors(cell) if tensors is None else tensors)
-        if plan.reason:
-            _log_once(type(cell).__qualname__, plan.reason)
+    found = known.get(key)
+    if found is None or not unchanged(found.names):
+        found = _plan_anew(cell, key, known, held_tensors(cell) if tensors is None else tensors)
+    return found.plan
+
+
+def _plan_anew(cell: Cell, key: Key, known: dict[Key, _Known], held: dict[str, Tensor]) -> _Known:
+    if len(known) >= MOST_PLANS:
+        _log_changing(type(cell).__qualname__, _differing(key, next(reversed(known))))
+        for old in known.values():
+            old.forget()
+        known.clear()
+    objects: list[Any] = []  # known by their addresses, while they live
+    fingerprint(cell, objects)
+    names = surroundings(cell, objects)
+    plan, forget = _make(cell, key[0], held)
+    if plan.reason:
+        _log_once(type(cell).__qualname__, plan.reason)
+    if plan.restless and sum(old.plan.restless for old in known.values()):
+        key = RESTLESS
+    known[key] = _Known(plan, names, [_watched(thing, known, key) for thing in objects], forget)
     return known[key]
+
+
+class _Known(NamedTuple):
+    """A plan, what else it depends on, and what keeps addresses from becoming another object's."""
+
+    plan: Plan
+    names: tuple[Name, ...]
+    watched: list[Any]
+    forget: Callable[[], Any]
+
+
+def _watched(thing: Any, known: dict[Key, _Known], key: Key) -> Any:
+    """What forgets a plan when an object that is known by its address is gone, or the object where that is not told."""
+    try:
+        return ref(thing, lambda _: known.pop(key, None))
+    except TypeError:
+        return thing
+
+
+def _differing(key: Key, other: Key) -> str:
+    """The attributes in which two fingerprints differ."""
+    pairs = {
+        part for part in set(key[2]) ^ set(other[2]) if isinstance(part, tuple) and isinstance(part[0], str)
+    }
+    return ", ".join(sorted({f"self.{name}" for name, *_ in pairs})) or "its class"
 
 
 @lru_cache(maxsize=1024)
@@ -108,7 +160,16 @@ def _log_once(name: str, reason: str) -> None:
     logger.warning("%s is unrolled by the plain loop, step by step: %s", name, reason)
 
 
-def _make(cell: Cell, request: Request, held: dict[str, Tensor]) -> Plan:
+@lru_cache(maxsize=1024)
+def _log_changing(name: str, changing: str) -> None:
+    logger.warning(
+        "%s was read %d times because of %s: what changes from call to call belongs into a tensor (register_buffer), "
+        "whose numbers are no part of what is compiled", name, MOST_PLANS, changing,
+    )  # fmt: skip
+
+
+def _make(cell: Cell, request: Request, held: dict[str, Tensor]) -> tuple[Plan, Callable[[], Any]]:
+    """A plan, and what forgets it."""
     key = f"{handle_of(cell)}-{next(_numbers)}"
     known = {name: _known(t) for name, t in held.items()}
 
@@ -120,15 +181,14 @@ def _make(cell: Cell, request: Request, held: dict[str, Tensor]) -> Plan:
     try:
         traced, layout, graphs = in_fresh_thread(describe)
     except Undescribable as error:
-        plan = Plan(key, reason=str(error))
+        plan = Plan(key, reason=str(error), restless=isinstance(error, ChangesItself))
     else:
         plan = Plan(key, traced, layout)
         for name, graph in graphs._asdict().items():
             if graph is not None:
                 GRAPHS.keep(f"{key}/{name}", graph)
     PLANS[key] = plan
-    finalize(cell, _forget, key)
-    return plan
+    return plan, finalize(cell, _forget, key)
 
 
 def _forget(key: str) -> None:
@@ -217,14 +277,39 @@ def compiled_layout(key: str) -> Layout | None:
     return PLANS[key].layout
 
 
-def compiled_settings(handle: str) -> Sequence[tuple[tuple[str, ...], str, Any]]:
-    """(path, attribute, value) of every plain setting of a cell: a compiler guards on them by comparing."""
+def compiled_settings(handle: str) -> Sequence[tuple[tuple[str, ...], str, str, Any]]:
+    """(path, attribute, kind, what it stands for) of a cell's settings: a compiler guards on them by comparing.
+
+    Numbers and words are compared as they are, lists and dictionaries of them as tuples, functions by address.
+    """
     found = []
     for path, name, value in settings(CELLS[handle]):
-        if isinstance(value, PLAIN):
-            found.append((tuple(path.split(".")) if path else (), name, value))
+        found += _compared(tuple(path.split(".")) if path else (), name, value)
     return tuple(found)
 
 
-for _function in (compiled_plan, compiled_layout, compiled_settings):
+def _compared(path: tuple[str, ...], name: str, value: Any, depth: int = 2) -> list[tuple[Any, ...]]:
+    if isinstance(value, PLAIN):
+        return [(path, name, "value", value)]
+    if isinstance(value, (list, tuple)):
+        return [(path, name, "list", tuple(value))] if all(isinstance(v, PLAIN) for v in value) else []
+    if isinstance(value, dict):
+        items = tuple(value.items())
+        return (
+            [(path, name, "dict", items)] if all(isinstance(v, PLAIN) for pair in items for v in pair) else []
+        )
+    if isinstance(value, (FunctionType, BuiltinFunctionType, type)):
+        return [(path, name, "id", id(value))]
+    if not depth or isinstance(value, (Tensor, nn.Module)) or callable(value):
+        return []
+    inner = getattr(value, "__dict__", {}).items()
+    return [entry for key, own in inner for entry in _compared((*path, name), key, own, depth - 1)]
+
+
+def compiled_step(handle: str) -> int:
+    """The address of a cell's step, which a class may get anew."""
+    return id(type(CELLS[handle]).step)
+
+
+for _function in (compiled_plan, compiled_layout, compiled_settings, compiled_step):
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, the answer kept

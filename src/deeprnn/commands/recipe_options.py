@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +119,12 @@ def apply(recipe: Recipe, overrides: Sequence[tuple[str, str]]) -> Recipe:
 
 
 def _shape(recipe: Recipe) -> str:
+    """What a model is called by its levels and its output function; what stands below them has no part in it."""
     from deeprnn.model.specs import Dropout
     from deeprnn.model.structure import short_name
 
-    return short_name(recipe.model.spec(1, False, Dropout()))
+    model = replace(recipe.model, embedding=0, tied=False)
+    return short_name(model.spec(1, False, Dropout()))
 
 
 def show_fields(recipe: Recipe | None, what: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from deeprnn.backends.registry import MODULES as BACKENDS
+from deeprnn.backends.unrolling import autocasts
 from deeprnn.errors import UserError
 from deeprnn.model import units
 from deeprnn.model.tracing import is_symbolic
@@ -44,6 +46,16 @@ def check_settings(
                       stacklevel=4)  # fmt: skip
     if not isinstance(backend, str) or (backend != "auto" and backend not in BACKENDS):
         raise ValueError(f"backend must be one of auto, {', '.join(BACKENDS)}, got {backend!r}")
+
+
+def check_dtype(name: str, x: Tensor, dtype: torch.dtype) -> None:
+    """Refuse an input of another type than the parameters', unless autocast changes both, in `nn.RNN`'s words."""
+    if x.dtype != dtype and not (x.is_floating_point() and autocasts(x.device.type)):
+        other = f", or convert model: model.to({x.dtype})" if x.dtype.is_floating_point else ""
+        raise ValueError(
+            f"{name} input dtype ({x.dtype}) does not match weight dtype ({dtype}). Convert input: "
+            f"input.to({dtype}){other}"
+        )
 
 
 def as_sizes(intermediate_sizes: int | Sequence[int]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from deeprnn.errors import UserError
 from deeprnn.model.cell_loop import call_cell, draw_specs, unroll_cell
 from deeprnn.model.init import InitSpec
 from deeprnn.model.operators import Masks
+from deeprnn.model.overrides import own_hook, refresh_weights
 from deeprnn.model.specs import CellSpec
 
 
@@ -76,6 +77,12 @@ class CellLevel(nn.Module):
         return draw_specs(self.cell, Request(like.dtype, like.dtype, str(like.device)))
 
     def _entered(self, x: Tensor, like: Tensor) -> Tensor:
+        refresh_weights(self)
+        if (kind := own_hook(self)) is not None:
+            raise UserError(
+                f"a {kind} on a level of cells would never run, for the level itself is not called: register it on the "
+                "level's cell, such as model.levels[0].cell"
+            )
         if not self.spec.symbols:
             return x.to(like.dtype)
         return F.embedding(x if x.dtype in (torch.int32, torch.int64) else x.long(), self.embedding)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,9 @@ from deeprnn.cells import draws, plans
 from deeprnn.cells.cell import Cell, handle_of
 from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import DrawSpec, Layout, Request
+from deeprnn.cells.tracing.recording import replaced
 from deeprnn.errors import UserError
+from deeprnn.model.tracing import traced_backend
 
 
 class Sequences(NamedTuple):
@@ -39,6 +41,9 @@ def unroll_cell(
     `tensors` replace those that the cell holds, by path; `drawn` are the random numbers of `draw_specs`, (T, B, ·) or,
     for a whole sequence, (B, ·), and are drawn here where they are not given.
     """
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors there; a trace is of torch's operations
+        return plain_loop(cell, x, states, reset, tensors, "reference")
+    backend = traced_backend(backend, x, *states)
     request = Request(x.dtype, states[0].dtype, str(x.device))
     if torch.compiler.is_compiling():
         key = plans.compiled_plan(handle_of(cell), *request)
@@ -83,11 +88,18 @@ def draw(specs: Sequence[DrawSpec], x: Tensor, dtype: torch.dtype) -> list[Tenso
 
 def _guard(cell: Cell) -> None:
     """Read every setting of the cell, so that compiled code is made anew when one of them changes."""
-    for path, name, value in plans.compiled_settings(handle_of(cell)):
+    if id(type(cell).step) != plans.compiled_step(handle_of(cell)):
+        raise AssertionError("the step changed while it was compiled")
+    for path, name, kind, value in plans.compiled_settings(handle_of(cell)):
         part: Any = cell
         for inner in path:
             part = getattr(part, inner)
-        if getattr(part, name) != value:
+        now = getattr(part, name)
+        if kind == "dict":
+            now = tuple(now.items())
+        elif kind != "value":
+            now = id(now) if kind == "id" else tuple(now)
+        if now != value:
             raise AssertionError(f"{name} changed while it was compiled")
 
 
@@ -172,20 +184,46 @@ def plain_loop(
             f"backend {backend!r} cannot serve {type(cell).__name__}, which is unrolled by the plain loop: use "
             "backend='auto'; layer.explain() says why"
         )
-    state, steps = list(states), []
     fresh = None if reset is None else cell.initial_state(x.shape[1])
     with draws.sequence() as drawn:
+
+        def advance(x: Tensor, state: Sequence[Tensor], marks: Tensor | None) -> list[Tensor]:
+            if drawn.asked:  # export lets a loop change nothing outside
+                drawn.asked = 0
+            if marks is not None and fresh is not None:
+                state = [torch.where(marks.unsqueeze(-1), h0, h) for h0, h in zip(fresh, state, strict=True)]
+            return call_cell(cell, x, state, tensors)
+
+        if torch.compiler.is_exporting():
+            return Sequences(_written_loop(advance, x, states, reset), [])
+        state, steps = list(states), []
         for t in range(x.shape[0]):
-            drawn.asked = 0
-            if reset is not None and fresh is not None:
-                state = [
-                    torch.where(reset[t].unsqueeze(-1), h0, h) for h0, h in zip(fresh, state, strict=True)
-                ]
-            state = call_cell(cell, x[t], state, tensors)
+            state = advance(x[t], state, None if reset is None else reset[t])
             steps.append(state)
     if not steps:
         return Sequences([h.unsqueeze(0)[:0] for h in states], [])
     return Sequences([torch.stack(h) for h in zip(*steps, strict=True)], [])
+
+
+def _written_loop(
+    advance: Callable[[Tensor, Sequence[Tensor], Tensor | None], list[Tensor]],
+    x: Tensor,
+    states: Sequence[Tensor],
+    reset: Tensor | None,
+) -> list[Tensor]:
+    """The loop as one operator, so that time stays a dynamic dimension."""
+    from torch._higher_order_ops.scan import scan
+
+    advance(
+        x[0], states, None if reset is None else reset[0]
+    )  # what is drawn for a sequence is drawn here, once
+    marks = x.new_zeros(x.shape[:2], dtype=torch.bool) if reset is None else reset
+
+    def step(state: list[Tensor], now: tuple[Tensor, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        new = advance(now[0], state, None if reset is None else now[1])
+        return [h.clone() for h in new], [h.clone() for h in new]
+
+    return list(scan(step, list(states), (x, marks), dim=0)[1])
 
 
 def call_cell(
@@ -195,7 +233,13 @@ def call_cell(
     with without_autocast(x.device.type):
         x = x.to(states[0].dtype) if x.is_floating_point() else x
         arguments = (x, *states)
-        new = cell(*arguments) if tensors is None else functional_call(cell, dict(tensors), arguments)
+        if tensors is None:
+            new = cell(*arguments)
+        elif torch.jit.is_tracing():  # type: ignore[attr-defined]  # where functional_call does not work
+            with replaced(cell, tensors):
+                new = cell(*arguments)
+        else:
+            new = functional_call(cell, dict(tensors), arguments)
         return [h.to(old.dtype) for h, old in zip(_as_states(cell, new), states, strict=True)]
 
 

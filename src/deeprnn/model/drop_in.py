@@ -153,7 +153,6 @@ class DropIn(SequenceLayer, nn.RNNBase):
         self,
         input: Tensor | PackedSequence,
         hx: Any = None,
-        *,
         reset: Tensor | None = None,
         lengths: Any = None,
         return_all_states: bool = False,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from deeprnn.errors import UserError
 from deeprnn.model import init as initialisation
+from deeprnn.model.operators import enter
 from deeprnn.model.specs import EmbeddingSpec, boolean
 
 
@@ -19,6 +20,10 @@ class Embedding(nn.Module):
         self.roles = {"weight": "input"}
         if initialise:
             initialisation.initialise(self, initialisation.InitSpec())
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The vectors of integer symbols; `mask` (symbols, 1) drops some."""
+        return enter(x, self.weight if mask is None else self.weight * mask, True)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]} symbols -> {self.weight.shape[1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,32 +12,35 @@ from deeprnn.errors import UserError, need
 from deeprnn.files import replacing
 from deeprnn.model.layers import DeepRNN
 from deeprnn.model.models import SequenceModel
+from deeprnn.model.sequence_layer import SequenceLayer
 
-Recurrent = SequenceModel | DeepRNN
+Recurrent = SequenceModel | DeepRNN | SequenceLayer
 
 
 class Sequence(nn.Module):
-    """A recurrence as a function of plain tensors: (x, h0) -> (output, h), h as one tensor a level."""
+    """A recurrence as a function of plain tensors: (x, h0) -> (output, h), h as one tensor a state."""
+
+    recurrent: Any
 
     def __init__(self, recurrent: Recurrent) -> None:
         super().__init__()
         self.recurrent = recurrent
 
     def forward(self, x: Tensor, *h0: Tensor) -> tuple[Tensor, ...]:
-        if isinstance(self.recurrent, DeepRNN):
-            return self.recurrent(x, h0[0])
-        y, state = self.recurrent(x, tuple(h0))
-        return (y, *state)
+        return _called(self.recurrent, self.recurrent, x, h0)
 
 
 class Step(Sequence):
     """One step of the same, for streaming."""
 
     def forward(self, x: Tensor, *h0: Tensor) -> tuple[Tensor, ...]:
-        if isinstance(self.recurrent, DeepRNN):
-            return self.recurrent.step(x, h0[0])
-        y, state = self.recurrent.step(x, tuple(h0))
-        return (y, *state)
+        return _called(self.recurrent, self.recurrent.step, x, h0)
+
+
+def _called(recurrent: nn.Module, call: Any, x: Tensor, h: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Output and states; layers take and give one state as it is, several as a tuple, and models always a tuple."""
+    y, state = call(x, h[0] if len(h) == 1 and not isinstance(recurrent, SequenceModel) else h)
+    return (y, state) if isinstance(state, Tensor) else (y, *state)
 
 
 class Conditionals(nn.Module):
@@ -77,18 +81,19 @@ def _example(module: Recurrent, step: bool) -> tuple[Tensor, ...]:
     """Inputs of sizes that do not look like constants (neither 0 nor 1 nor equal to each other)."""
     T, B = 5, 3
     if not isinstance(module, Recurrent):
-        raise UserError(f"a DeepRNN or a SequenceModel can be exported, got {type(module).__name__}")
+        raise UserError(f"a layer or a SequenceModel of deeprnn can be exported, got {type(module).__name__}")
     weight = next(module.parameters())
     kw = {"dtype": weight.dtype, "device": weight.device}
-    if isinstance(module, DeepRNN):
+    if not isinstance(module, SequenceModel):
         if step and module.bidirectional:
             raise UserError(
                 "a bidirectional layer cannot be exported step by step: it needs the whole sequence"
             )
         lead = (B,) if step else (B, T) if module.batch_first else (T, B)
         x = torch.zeros(*lead, module.input_size, **kw)
-        levels = module.num_layers * (2 if module.bidirectional else 1)
-        return x, torch.zeros(levels, B, module.hidden_size, **kw)
+        rows = module.num_layers * (2 if module.bidirectional else 1)
+        sizes = (module.hidden_size,) if isinstance(module, DeepRNN) else module.state_sizes
+        return x, *(torch.zeros(rows, B, n, **kw) for n in sizes)
     lead = (B,) if step else (T, B)
     if module.spec.symbols:
         x = torch.zeros(lead, dtype=torch.int64, device=weight.device)
@@ -101,9 +106,10 @@ def _example(module: Recurrent, step: bool) -> tuple[Tensor, ...]:
 def _dynamic(module: Recurrent, step: bool, states: int) -> dict:
     batch = torch.export.Dim("batch", min=1)
     time = torch.export.Dim("time", min=2)
-    batch_first = isinstance(module, DeepRNN) and module.batch_first
+    is_layer = not isinstance(module, SequenceModel)
+    batch_first = is_layer and module.batch_first
     x = {0: batch} if step else {0: batch, 1: time} if batch_first else {0: time, 1: batch}
-    h = {1: batch} if isinstance(module, DeepRNN) else {0: batch}
+    h = {1: batch} if is_layer else {0: batch}
     second = second_input(module, step)
     return {"x": x, **({second: x} if second else {}), "h0": (h,) * states}
 

@@ -17,7 +17,7 @@ from deeprnn.model.embedding import Embedding, embedding_spec
 from deeprnn.model.init import InitSpec
 from deeprnn.model.nade import NadePredict
 from deeprnn.model.operators import Plus, Predict, enter
-from deeprnn.model.overrides import formula
+from deeprnn.model.overrides import formula, refresh_weights
 from deeprnn.model.specs import (
     CellSpec,
     Dropout,
@@ -39,7 +39,7 @@ State = tuple[Tensor, ...]
 Sizes = int | Sequence[int]
 
 
-@formula("forward", "step")
+@formula("forward", "step", "embed", "joined")
 class SequenceModel(Traceable):
     """Levels of ⊕ below one ▷: inputs to logits of the next symbol.
 
@@ -71,8 +71,10 @@ class SequenceModel(Traceable):
         if own is None:
             return x
         # Tied, the vectors are ▷'s last matrix: one parameter, and no second name for it.
-        last = f"V{len(self.spec.predict.sizes) + 1}"
-        weight = getattr(self.predict, last) if own.tied else self.embedding.weight
+        if not own.tied:
+            return self.embedding(x, mask)
+        refresh_weights(self.predict)
+        weight = getattr(self.predict, f"V{len(self.spec.predict.sizes) + 1}")
         return enter(x, weight if mask is None else weight * mask, True)
 
     def initial_state(self, batch_size: int) -> State:

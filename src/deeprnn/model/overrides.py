@@ -54,12 +54,17 @@ def own_method(module: nn.Module, *methods: str) -> str | None:
 
 def hook_kind(module: nn.Module, weights: bool = False) -> str | None:
     """The kind of hook that a call of this module runs, else None; those that compute weights only if asked for."""
-    for kind, attribute, of_all_modules in HOOKS:
+    if (kind := own_hook(module, weights)) is not None:
+        return kind
+    return next((f"global {kind}" for kind, _, of_all_modules in HOOKS if of_all_modules), None)
+
+
+def own_hook(module: nn.Module, weights: bool = False) -> str | None:
+    """The same of hooks that were registered on this module."""
+    for kind, attribute, _ in HOOKS:
         for hook in getattr(module, attribute).values():
             if weights or not isinstance(hook, WEIGHT_HOOKS):
                 return kind
-        if of_all_modules:
-            return f"global {kind}"
     return None
 
 

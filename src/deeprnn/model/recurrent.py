@@ -28,6 +28,8 @@ class Recurrent(SequenceLayer):
     (then `input_size` is needed).
     """
 
+    takes_symbols = True
+
     def __init__(
         self,
         cell: Cells,
@@ -84,7 +86,6 @@ class Recurrent(SequenceLayer):
         self,
         input: Tensor | PackedSequence,
         state: Any = None,
-        *,
         reset: Tensor | None = None,
         lengths: Any = None,
         return_all_states: bool = False,
@@ -158,6 +159,8 @@ class RHN(Recurrent):
 
     `options` are the cell's: `recurrent_dropout`, `zoneout`, `device`, `dtype`.
     """
+
+    takes_symbols = False
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from deeprnn.backends.unrolling import autocasts
-from deeprnn.model.arguments import check_settings
+from deeprnn.model.arguments import check_dtype, check_settings
 from deeprnn.model.direct_call import WIRED
 from deeprnn.model.tracing import Traceable, is_symbolic, is_tensor, leaf
 
@@ -83,13 +83,8 @@ class RecurrentBase(Traceable, nn.RNNBase):
 
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
         """Refuse a (T, B, I) input, or the data of a packed one, of another dtype or size, as `nn.RNN` does."""
-        dtype, dims = self._dtype(), 2 if batch_sizes is not None else 3
-        if input.dtype != dtype and not autocasts(input.device.type):
-            other = f", or convert model: model.to({input.dtype})" if input.dtype.is_floating_point else ""
-            raise ValueError(
-                f"{type(self).__name__} input dtype ({input.dtype}) does not match weight dtype ({dtype}). "
-                f"Convert input: input.to({dtype}){other}"
-            )
+        check_dtype(type(self).__name__, input, self._dtype())
+        dims = 2 if batch_sizes is not None else 3
         if input.dim() != dims:
             raise RuntimeError(f"input must have {dims} dimensions, got {input.dim()}")
         if input.shape[-1] != self.input_size:

@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from deeprnn.backends.single_step import as_sequence
 from deeprnn.backends.unrolling import autocasts
-from deeprnn.model.arguments import check_settings
-from deeprnn.model.tracing import Traceable, is_symbolic, leaf
+from deeprnn.model.arguments import check_dtype, check_settings
+from deeprnn.model.tracing import Traceable, is_symbolic, is_tensor, leaf
 
 
 class Unrolled(NamedTuple):
@@ -43,6 +43,8 @@ class SequenceLayer(Traceable):
     output_size: int
     state_sizes: tuple[int, ...]
     state_names: tuple[str, ...]
+    takes_symbols = False
+    """whether integers are symbols, without a feature dimension"""
 
     def set_up(
         self,
@@ -88,8 +90,8 @@ class SequenceLayer(Traceable):
         self, input: Tensor | PackedSequence, state: Any, reset: Tensor | None, lengths: Any, keep: bool
     ) -> Any:
         """What `forward` returns: (output, state), with `keep` also all sequences; one node for torch.fx."""
-        if is_symbolic(input) and reset is None and lengths is None and not keep:
-            return leaf(self, input, state)
+        if is_symbolic(input):
+            return leaf(self, input, state, reset, lengths, keep)
         output, last, sequences = self.run(input, state, reset, lengths, keep)
         return (output, last, sequences) if keep else (output, last)
 
@@ -187,8 +189,9 @@ class SequenceLayer(Traceable):
             raise RuntimeError(
                 f"{self._name}.step: a bidirectional layer needs the whole sequence: use bidirectional=False"
             )
-        wanted = "(B,)" if not x.is_floating_point() else f"(B, {self.input_size})"
-        if x.dim() != self._dims(x) - 1 or (x.is_floating_point() and x.shape[-1] != self.input_size):
+        symbols = self._are_symbols(x)
+        wanted = "(B,)" if symbols else f"(B, {self.input_size})"
+        if x.dim() != self._dims(x) - 1 or (not symbols and x.shape[-1] != self.input_size):
             raise RuntimeError(f"{self._name}.step: x must be {wanted}, got {tuple(x.shape)}")
         self._check_type(x)
         x, new = self._step_levels(x, self._first_states(state, x.unsqueeze(0), True))
@@ -220,7 +223,7 @@ class SequenceLayer(Traceable):
             return self.initial_states(x)
         several = len(self.state_sizes) > 1
         states = list(state) if several and isinstance(state, (tuple, list)) else [state]
-        if len(states) != len(self.state_sizes) or not all(isinstance(h, Tensor) for h in states):
+        if len(states) != len(self.state_sizes) or not all(is_tensor(h) for h in states):
             wanted = f"a tuple ({', '.join(self.state_names)}) of Tensors" if several else "a Tensor"
             raise TypeError(f"{self._name}: the state must be {wanted} or None, got {_kinds(state)}")
         wrong = next((h.dim() for h in states if h.dim() != (3 if batched else 2)), None)
@@ -253,37 +256,37 @@ class SequenceLayer(Traceable):
     def _name(self) -> str:
         return type(self).__name__
 
-    @staticmethod
-    def _dims(x: Tensor) -> int:
+    def _are_symbols(self, x: Tensor) -> bool:
+        other = x.is_floating_point() or x.is_complex() or x.dtype == torch.bool
+        return self.takes_symbols and not other
+
+    def _dims(self, x: Tensor) -> int:
         """Dimensions of a batch of sequences: symbols have no feature dimension."""
-        return 3 if x.is_floating_point() else 2
+        return 2 if self._are_symbols(x) else 3
 
     def _check_input(self, x: Any) -> None:
-        if not isinstance(x, Tensor):
+        if not is_tensor(x):
             raise TypeError(
                 f"{self._name}: input must be a Tensor or a PackedSequence, got {type(x).__name__}"
             )
-        dims = self._dims(x)
+        symbols, dims = self._are_symbols(x), self._dims(x)
         if x.dim() not in (dims - 1, dims):
+            what = "integer symbols" if symbols else "input"
             raise ValueError(
-                f"{self._name}: Expected input to be {dims - 1}D or {dims}D, got {x.dim()}D instead"
+                f"{self._name}: Expected {what} to be {dims - 1}D or {dims}D, got {x.dim()}D tensor instead"
             )
-        if x.is_floating_point() and x.shape[-1] != self.input_size:
+        self._check_type(x)
+        if not symbols and x.shape[-1] != self.input_size:
             raise RuntimeError(
                 f"input.size(-1) must be equal to input_size. Expected {self.input_size}, got {x.shape[-1]}"
             )
         if x.shape[1 if self.batch_first and x.dim() == dims else 0] == 0:
             raise RuntimeError(f"Expected sequence length to be larger than 0 in {self._name}")
-        self._check_type(x)
 
     def _check_type(self, x: Tensor) -> None:
         """The parameters' type is the input's too, unless autocast changes both or the input is symbols."""
-        dtype = self.weights_dtype()
-        if x.is_floating_point() and x.dtype != dtype and not autocasts(x.device.type):
-            raise ValueError(
-                f"{self._name}: input has dtype {x.dtype} but the parameters have {dtype}: use input.to({dtype}) or "
-                f"layer.to({x.dtype})"
-            )
+        if not self._are_symbols(x):
+            check_dtype(self._name, x, self.weights_dtype())
 
     def _check_marks(self, reset: Tensor | None, x: Tensor) -> None:
         if reset is not None and (reset.dtype != torch.bool or reset.shape != x.shape[:2]):

@@ -45,7 +45,7 @@ def run_job(
 ) -> bool:
     """Train to the end, or until everybody shall stop; whether it is finished."""
     lines = Lines(name, say)
-    start = None if stage is None else lambda member: _first_parameters(stage, member, place.root)
+    start = None if stage is None else lambda member: _first_parameters(stage, member, place)
     homes = saving.member_folders(recipe, folder)
     with on_own_stream(place.device):
         try:
@@ -69,13 +69,16 @@ def run_job(
     return True
 
 
-def _first_parameters(stage: Recipe, member: MemberName, root: Path) -> Source:
-    home = find_member(root, identity(stage), member.seed)
+def _first_parameters(stage: Recipe, member: MemberName, place: Place) -> Source:
+    """Where a member starts from; a kill may have kept that from being entered, and no job would do it any more."""
+    home = find_member(place.root, identity(stage), member.seed)
     if home is None:
         raise UserError(
-            f"the first stage {stage.data.name}/{stage.model.kind} has no finished seed {member.seed} in {root}"
+            f"the first stage {stage.data.name}/{stage.model.kind} has no finished seed {member.seed} in {place.root}"
         )
-    return Source.of(Run(home))
+    run = Run(home)
+    record(ledger.entry(run), place.ledger)
+    return Source.of(run)
 
 
 class Lines:

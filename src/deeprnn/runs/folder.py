@@ -176,10 +176,11 @@ class Run:
         path = self.path / "grid.json"
         if not path.exists():
             return None
+        read = _read_json(path)
         try:
-            return Grid.from_dict(_read_json(path))
+            return Grid.from_dict(read)
         except UserError as error:
-            raise UserError(f"{path} is damaged: {error}") from None
+            raise UserError(f"{path} is damaged: {error}. {_mend(path)}") from None
 
     @property
     def vocabulary(self) -> list[str] | None:

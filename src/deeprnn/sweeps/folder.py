@@ -35,8 +35,19 @@ def read_owner(folder: Path) -> Owner | None:
     plain = read_json(path, 2**16)
     name, storage = (plain.get("owner"), plain.get("storage")) if isinstance(plain, dict) else (None, None)
     if not isinstance(name, str) or not name or not isinstance(storage, str):
-        raise UserError(f"{path} is damaged: remove {folder}, or choose another --out")
+        raise UserError("it names no storage")
     return Owner(name, storage)
+
+
+def _remembered(folder: Path, storage: str) -> Owner | None:
+    """What a folder says of itself, or None where that is lost and its trials can be found without."""
+    try:
+        owner, lost = read_owner(folder), f"{folder / OWNER} is missing"
+    except UserError as error:
+        owner, lost = None, f"{folder / OWNER} is damaged ({error})"
+    if owner is None and (folder / SWEEP).exists() and not storage and not (folder / JOURNAL).exists():
+        raise UserError(f"{lost}: it said where the trials are; give their --storage, or put it back")
+    return owner
 
 
 def open_study(spec: Spec, folder: Path, storage: str = "") -> Study:
@@ -50,11 +61,10 @@ def open_study(spec: Spec, folder: Path, storage: str = "") -> Study:
             raise UserError(
                 f"{folder} holds another sweep: its {changed} differs. Only `trials` may change; choose another --out"
             )
-    owner = read_owner(folder)
-    study = Study(
-        spec, folder, _chosen(folder, owner, storage), owner.name if owner else secrets.token_hex(8)
-    )
+    owner = _remembered(folder, storage)
+    study = Study(spec, folder, _chosen(folder, owner, storage), owner.name if owner else "")
     with study.answering():
+        study.owner = study.owner or study.name_before() or secrets.token_hex(8)
         _check_search(study, folder, owner, storage)
     if owner is None or owner.storage != kept(study.url):
         write_json(folder / OWNER, {"owner": study.owner, "storage": kept(study.url)})

@@ -138,6 +138,11 @@ class Study:
                 found.append(self._suggested(trial))
         return found
 
+    def name_before(self) -> str:
+        """The name on trials of this very folder, whose own note of it is lost; empty where there are none."""
+        owners = [t.user_attrs.get("owner", NOBODY) for t in self.study.get_trials(deepcopy=False)]
+        return next((o["name"] for o in reversed(owners) if o["place"] == self.place), "")
+
     def _claim(self, trial: Any) -> None:
         trial.set_user_attr("owner", {"name": self.owner, "place": self.place})  # one write, forced to disk
 

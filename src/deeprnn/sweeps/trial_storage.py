@@ -18,6 +18,8 @@ from urllib.parse import unquote
 from deeprnn.errors import MissingExtra, UserError, need
 
 JOURNAL = "journal.log"
+BEGINNING = b'{"op_code"'
+"""of a journal"""
 CONNECT = 5
 """seconds for a database to answer"""
 CREATIONS = 5
@@ -71,6 +73,7 @@ def _journal(optuna: Any, path: Path) -> Any:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _file_lock(path)
+        _check_journal(path)
         with contextlib.ExitStack() as held:
             lock.acquire()
             held.callback(lock.release)
@@ -98,6 +101,17 @@ def _file_lock(path: Path) -> Any:
             os.close(self.handle)
 
     return FileLock()
+
+
+def _check_journal(path: Path) -> None:
+    """Refuse a file that was never a journal, before anything is written beside it or into it."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no regular file, and cannot be a journal: choose another --storage")
+    if path.exists():
+        with open(path, "rb") as file:
+            content = file.read(len(BEGINNING))
+        if not BEGINNING.startswith(content):
+            raise UserError(f"{path} is no journal of a sweep: move it away, or choose another --storage")
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -28,6 +28,8 @@ def mark_batch(first: Recording, second: Recording) -> None:
             return type(a)([compared(x, y, node) for x, y in zip(a, b, strict=True)])
         if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
             return {k: compared(a[k], b[k], node) for k in a}
+        if isinstance(a, torch.ScriptObject):
+            raise Undescribable(f"{node.target} takes an object that is no tensor{where(node)}")
         if a == b:
             return a
         if isinstance(a, int) and isinstance(b, int) and a * SIZES[1] == b * SIZES[0]:

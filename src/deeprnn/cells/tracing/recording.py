@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from deeprnn.cells import draws
 from deeprnn.cells.tracing.replacements import REPLACEMENTS
+from deeprnn.cells.tracing.side_effects import undone
 
 aten = torch.ops.aten
 SIZES = (3, 5)
@@ -47,6 +48,10 @@ class Undescribable(Exception):
     """A step that cannot be written as a cell's description; the message names the operation and the line."""
 
 
+class ChangesItself(Undescribable):
+    """A step that does something besides returning its new states."""
+
+
 @dataclass
 class Draw:
     """A tensor of random numbers that a step takes: `kind` is "uniform" in [0, 1) or "normal"."""
@@ -69,6 +74,8 @@ class Recording:
     new_states: list[fx.Node] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     constants: dict[str, Tensor] = field(default_factory=dict)
+    change: str | None = None
+    """what the step did besides, in words"""
 
 
 def where(node: fx.Node) -> str:
@@ -192,6 +199,8 @@ def record(
     again, as they are, when the step is called for what it computes.
     """
     first, second = (_run(step, module, held, x, states, dtype, batch) for batch in SIZES)
+    if first.change is not None and second.change is not None:  # once may have been another thread
+        raise ChangesItself(first.change)
     return first, second
 
 
@@ -238,13 +247,15 @@ def _run(
             return step(x, *h)
 
     functional = torch.func.functionalize(watched, remove="mutations")
-    with replaced(module, held), torch.random.fork_rng([]), recorder:
+    with replaced(module, held), undone(module) as change, torch.random.fork_rng([]), recorder:
         try:
             result = functional(entering, *first)
         except Undescribable:
             raise
         except Exception as error:
             raise Undescribable(_reason(error, recorder.line)) from error
+        finally:
+            found.change = change()
     result = result if isinstance(result, (tuple, list)) else (result,)
     found.new_states = [recorder.node_of(h) for h in result]
     found.graph.output(tuple(found.new_states))
@@ -268,13 +279,8 @@ def replaced(module: nn.Module, held: Mapping[str, Tensor]) -> Iterator[None]:
         home = next(h for h in (part._parameters, part._buffers, part.__dict__) if name in h)
         places.append((home, name, home[name]))
         home[name] = tensor  # type: ignore[index]
-    kept = [(part, dict(part.__dict__)) for part in module.modules()]  # a hook may keep a weight it computed
     try:
         yield
     finally:
-        for part, attributes in kept:
-            for name in part.__dict__.keys() - attributes.keys():
-                del part.__dict__[name]
-            part.__dict__.update(attributes)
         for home, name, tensor in places:
             home[name] = tensor  # type: ignore[index]

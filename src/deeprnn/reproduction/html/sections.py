@@ -17,11 +17,14 @@ from deeprnn.render.curves import series
 from deeprnn.render.model_diagram import model_svg
 from deeprnn.render.synth import timbre_name
 from deeprnn.reproduction.html.gather import Group, PiecePrediction, TextPrediction, predict, sample, score
+from deeprnn.runs.reading import read_regular, regular
 
 if TYPE_CHECKING:
     from deeprnn.runs.folder import Run
 
 MOST_CURVES = 8
+MOST_RECIPE = 2**20
+"""bytes of a recipe that are shown"""
 
 
 def results_table(groups: Sequence[Group]) -> str:
@@ -277,5 +280,7 @@ def settings(run: Run) -> str:
         f"<dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items() if v is not None
     )
     recipe = run.path / "recipe.toml"
-    text = escape(recipe.read_text("utf-8")) if recipe.is_file() else ""
+    status = regular(recipe)
+    shown = status is not None and status.st_size <= MOST_RECIPE
+    text = escape(read_regular(recipe, MOST_RECIPE).decode("utf-8", "replace")) if shown else ""
     return f"<details><summary>Settings, environment and recipe</summary><dl>{items}</dl><pre>{text}</pre></details>"

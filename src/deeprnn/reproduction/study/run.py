@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from deeprnn import __version__
 from deeprnn.data import sources
@@ -35,9 +36,23 @@ def study_ledger(name: str, given: Path = FOLDER) -> Path:
 
 def read_runs(ledger: Path) -> Runs:
     """What a study's ledger holds."""
+    return Runs.of(read_ledger(ledger / ENTRIES), [Recipe.from_dict(raw) for raw in _diverged(ledger)])
+
+
+def _diverged(ledger: Path) -> list[dict[str, Any]]:
+    """The recipes of members that ended without a result."""
     path = ledger / DIVERGED
-    diverged = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return Runs.of(read_ledger(ledger / ENTRIES), [Recipe.from_dict(raw) for raw in diverged])
+    if not path.exists():
+        return []
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        for raw in noted:
+            Recipe.from_dict(raw)
+        return list(noted)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error!r:.80}): put it back, or remove it, and what diverged is run again"
+        ) from None
 
 
 def check_plan(study: Study, ledger: Path) -> None:
@@ -143,8 +158,7 @@ def _has_ended(job: Job, runs: Runs) -> bool:
 
 def _note_diverged(jobs: Sequence[Job], settings: Settings, ledger: Path) -> None:
     """Enter members that ended without a result, so that nobody waits for them, here or in a copy of the ledger."""
-    path = ledger / DIVERGED
-    noted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    noted = _diverged(ledger)
     before = len(noted)
     for job in jobs:
         folder = settings.root / job.folder_name
@@ -154,4 +168,4 @@ def _note_diverged(jobs: Sequence[Job], settings: Settings, ledger: Path) -> Non
             if Run(home).info["result"] is None:
                 noted.append(saving.member_recipe(job.recipe, member).to_dict())
     if len(noted) > before:
-        write_json(path, noted)
+        write_json(ledger / DIVERGED, noted)
