@@ -12,19 +12,17 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from rehearsal import H200, rehearsal
+from rehearsal import rehearsal
 
-from deeprnn.backends.cuda import driver, nvrtc
+from deeprnn.backends.cuda import nvrtc
 from deeprnn.data.batching import music_chunks, text_chunks
 from deeprnn.data.music import MusicData
-from deeprnn.model import large_softmax, nade_loss
-from deeprnn.training import evaluate, fused, updater
+from deeprnn.training import evaluate
 from deeprnn.training.loop import Trainer, members_of
 from deeprnn.training.recipe import Recipe
 from deeprnn.training.session import load_data
@@ -62,14 +60,7 @@ def requests_of(recipe: Recipe) -> list[Request]:
         found[Request(source, texts, arch, tuple(sorted((generated or {}).items())))] = None
         return b""
 
-    with rehearsal(), ExitStack() as stack:
-        for module in (fused, updater, nade_loss, large_softmax):
-            stack.enter_context(patch.object(module, "nvidia", lambda device: True))
-        stack.enter_context(patch.object(fused, "device_of", lambda index: H200))
-        stack.enter_context(patch.object(driver, "stream_of", lambda device: None))
-        stack.enter_context(patch.object(nvrtc, "cubin", cubin))
-        fused._kernel.cache_clear()
-        large_softmax._kernel.cache_clear()
+    with rehearsal(training=True), patch.object(nvrtc, "cubin", cubin):
         data = load_data(recipe.data)
         trainer = Trainer(recipe, data)
         _train(trainer, data)
