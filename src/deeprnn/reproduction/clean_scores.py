@@ -26,6 +26,7 @@ from deeprnn.reproduction.statistics import plus_minus
 from deeprnn.runs import ledger
 from deeprnn.runs.folder import Run
 from deeprnn.training.clean import CLEAN, NEW_MELODY, WHOLE, Part, clean_parts, score_parts
+from deeprnn.training.cuda_graph import SETUP
 from deeprnn.training.evaluate import Data
 from deeprnn.training.recipe import DataPart, Recipe
 
@@ -86,7 +87,8 @@ def add_scores(path: Path, new: Sequence[CleanScore]) -> list[CleanScore]:
 def score_run(run: Run, name: str, data: Data, parts: Mapping[str, Part], device: Any) -> CleanScore:
     """One run by its best parameters; `name` is that of its entry."""
     recipe = Recipe.from_dict(run.recipe)
-    model = run.model().to(device)
+    with SETUP:  # others may train on this card: nothing moves there while one of them captures
+        model = run.model().to(device)
     scores = score_parts(model, data, SPLIT, recipe.evaluation, parts)
     value = {name: score.value if score.symbols else None for name, score in scores.items()}
     row = {"whole": scores[WHOLE].value, "symbols": scores[WHOLE].symbols, "clean": value[CLEAN],

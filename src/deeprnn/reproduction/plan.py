@@ -52,8 +52,7 @@ class Job:
     @property
     def loop(self) -> Loop | None:
         """How a GPU goes through time with it; None for data of somebody's own, whose model is not known yet."""
-        spec = model_spec(self.recipe)
-        return None if spec is None else loop_of(spec, self.recipe.data.lanes, len(members_of(self.recipe)))
+        return _loop(self.recipe)
 
     @property
     def alone(self) -> bool:
@@ -69,6 +68,12 @@ class Job:
     def folder_name(self) -> str:
         """Of the run folder: the same for the same recipe and seeds."""
         return f"{self.name.replace('/', '-')}-{self.identity}-seeds-{spans(self.recipe.seeds, '-', '_')}"
+
+
+@lru_cache(maxsize=4096)
+def _loop(recipe: Recipe) -> Loop | None:
+    spec = model_spec(recipe)
+    return None if spec is None else loop_of(spec, recipe.data.lanes, len(members_of(recipe)))
 
 
 def spans(seeds: Sequence[int], to: str = "..", and_: str = ", ") -> str:
