@@ -49,9 +49,9 @@ from deeprnn.reproduction import clean_scores, tables  # noqa: E402
 from deeprnn.reproduction.compare import compare, comparison_text  # noqa: E402
 from deeprnn.reproduction.entries import read_ledger  # noqa: E402
 from deeprnn.reproduction.identity import identity  # noqa: E402
-from deeprnn.reproduction.plan import Job, find_member, make_plan, wanted  # noqa: E402
+from deeprnn.reproduction.plan import Job, finished_members, make_plan, wanted  # noqa: E402
 from deeprnn.reproduction.replications import CALLS, RUNS  # noqa: E402
-from deeprnn.reproduction.run import Outcome, Settings, data_of, default_jobs, parse_seeds, plan_of, reproduce  # noqa: E402
+from deeprnn.reproduction.run import Outcome, Settings, data_of, default_jobs, parse_seeds, reproduce  # noqa: E402
 from deeprnn.reproduction.study.analysis import results, text  # noqa: E402
 from deeprnn.reproduction.study.dynamic import FILE as DYNAMIC  # noqa: E402
 from deeprnn.reproduction.study.jobs import study_plan  # noqa: E402
@@ -101,7 +101,7 @@ class Slice:
             folder.mkdir(parents=True, exist_ok=True)
         self.packing = threading.RLock()
         self.log = (self.out / "log.txt").open("a", encoding="utf-8")
-        self.outcome = Outcome()
+        self.outcome, self.left = Outcome(), list[Job]()
         self.earlier: list[dict[str, Any]] = []
         self.notes: dict[str, Any] = {}
         self.state: dict[str, list[str]] = {"kept": [], "lost": []}
@@ -129,8 +129,8 @@ class Slice:
         self._bring_in()
         if self.arguments.seconds:
             threading.Thread(target=self._end_in_time, daemon=True).start()
-        plan = self._plan()
-        self._prepare(plan)
+        self.left = self._jobs_left()
+        self._prepare(sorted(self.left, key=lambda job: (job.alone, job.wide)))  # as a GPU takes them
         threading.Thread(target=self._pack_again_and_again, daemon=True).start()
         self._start_scoring()
         self.notes["training_from"] = round(self.seconds, 1)
@@ -141,7 +141,7 @@ class Slice:
         else:
             run_study(self.study, self.settings, self.home, self.say, self._job_ended, self.outcome)
         self._finish_scoring()
-        self.pack_state()
+        self.pack_state(replan=True)
         self.pack()
         self._report()
         return self.outcome.status
@@ -158,15 +158,6 @@ class Slice:
             self.say(f"restored {len(entries)} entries and {len(folders)} run folders from {folder.name}")
         calls = self.home / CALLS
         self.earlier = json.loads(calls.read_text(encoding="utf-8")) if calls.exists() else []
-
-    def _plan(self) -> list[Job]:
-        """All jobs that are left, those of a study's later seeds too, in the order in which a GPU takes them."""
-        if self.study is None:
-            jobs = plan_of(self.settings).jobs
-        else:
-            runs = read_runs(self.home)
-            jobs = study_plan(self.study, runs, self.settings.root, self.settings.only, ahead=True)[0].jobs
-        return sorted(jobs, key=lambda job: (job.alone, job.wide))
 
     def _prepare(self, jobs: list[Job]) -> None:
         """Kernels, and what of the test parts is clean, by the workers; the card's own start meanwhile."""
@@ -314,9 +305,11 @@ class Slice:
             self.pack_state()
             self.pack()
 
-    def pack_state(self) -> None:
-        """What a later slice needs, the most valuable first, up to the limit."""
+    def pack_state(self, replan: bool = False) -> None:
+        """What a later slice needs, the most valuable first, up to the limit; by the plan of the call's beginning."""
         with self.packing:
+            if replan:  # takes seconds for a study, which training beside it would feel
+                self.left = self._jobs_left()
             room = int(self.arguments.state_limit * 2**20)
             kept, lost = slice_files.pack_state(self.out, self.settings.root, self._groups(), room)
             self.state = {"kept": kept, "lost": lost}
@@ -330,10 +323,11 @@ class Slice:
             for run, name in clean_scores.unscored(root, self.settings.ledger, rows):
                 groups[f"{name}, to be scored"] = _finished_files(run.path)
         unfinished: dict[str, list[Path]] = {}
-        for job in self._jobs_left():
+        trained = finished_members(root)
+        for job in self.left:
             for seed in job.recipe.seeds if job.stage else ():
                 assert job.stage is not None
-                home = find_member(root, identity(job.stage), seed)
+                home = trained.get((identity(job.stage), seed))
                 if home is not None:
                     groups[f"first stage of {job.name}, seed {seed}"] = _finished_files(home)
             folder = root / job.folder_name
