@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,35 @@ def test_a_time_limit_leaves_what_a_later_call_goes_on_with(tmp_path: Path, song
         )
     log = (tmp_path / "a" / "out" / "log.txt").read_text()
     assert log.count("jsb/dts: goes on in epoch") == 1
+
+
+def test_a_gpu_compiles_what_comes_first_before_it_trains(tmp_path: Path, songs: None, monkeypatch):
+    """And what of the test parts is clean is found meanwhile: workers know neither the card nor this process."""
+    import kernels_ahead
+
+    asked: list[list[str]] = []
+    woken: list[str] = []
+
+    def compile_all(pool, recipes, seconds):
+        asked.append([recipe.model.kind for recipe in recipes])
+        return {"kernels": len(recipes), "seconds": 0.1, "core_seconds": 0.2, "failures": []}
+
+    monkeypatch.setattr(kernels_ahead, "compile_all", compile_all)
+    monkeypatch.setattr(gpu_reproduce, "_wake", woken.append)
+    with ThreadPoolExecutor(1) as pool:
+        given = call(tmp_path, "a", only=["jsb/dts", "jsb/dots", "jsb/rnn"], fresh=True, seeds="11..11")
+        one = gpu_reproduce.Slice(given, pool)
+        one.device = "cuda"
+        one._prepare(one._jobs_left())
+        assert one._parts_of(small_songs())["clean"].left_out == 3
+    for _ in range(100):
+        if len(asked) == 2:
+            break
+        time.sleep(0.01)
+    assert woken == ["cuda"]
+    assert [len(kinds) for kinds in asked] == [2, 1], "two for each population at once, then the rest"
+    assert one.notes["kernels"]["kernels"] == 2
+    assert "kernels of the first 2 jobs" in (tmp_path / "a" / "out" / "log.txt").read_text()
 
 
 def test_a_study_goes_on_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
