@@ -51,6 +51,20 @@ def test_a_batch_of_the_device_plan_is_the_plan_s(kind):
                 assert torch.equal(mine, expected), name
 
 
+def test_a_text_is_laid_out_once():
+    trainer = Trainer(recipe(data__chunk=8, data__lanes=2), text())
+    (first,), (again,) = trainer.plans(1), trainer.plans(2)
+    assert first is again
+    plan = cuda_graph.DevicePlan(first, torch.device("cpu"))
+    plan.index.zero_()
+    plan.load(again)
+    assert not plan.index.any(), "what is there already is not brought again"
+    plan.load(text_chunks(text().splits["train"], chunk=8, lanes=2))
+    assert plan.index.any()
+    songs = Trainer(recipe(data__chunk=8), music())
+    assert songs.plans(1)[0] is not songs.plans(2)[0]
+
+
 def computes(function) -> bool:
     """Whether an operation is a launch on a GPU: neither a view nor memory alone."""
     schema = function._schema

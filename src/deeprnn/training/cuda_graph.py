@@ -68,6 +68,7 @@ class DevicePlan:
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.pitches = plan.pitches
+        self.loaded: Plan | None = None
         self.table = (plan.table if plan.pitches else plan.table.long()).to(device)
         room = plan.rows.shape[0] + 4 * max(plan.lengths)  # lanes end differently in another order
         # Row of the input, row of the target, mask, reset.
@@ -83,6 +84,9 @@ class DevicePlan:
 
     def load(self, plan: Plan) -> None:
         """Take an epoch's order, and its table: songs may stand in other keys than before."""
+        if plan is self.loaded:  # a text's, which is the same in every epoch
+            return
+        self.loaded = plan
         self.table.copy_(plan.table, non_blocking=True)
         rows, mask, reset = (x.to(torch.int32) for x in (plan.rows, plan.mask, plan.reset))
         index = torch.stack([plan.inputs(rows, plan.reset), rows, mask, reset])
