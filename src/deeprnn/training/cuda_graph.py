@@ -71,8 +71,10 @@ class DevicePlan:
         self.loaded: Plan | None = None
         self.table = (plan.table if plan.pitches else plan.table.long()).to(device)
         room = plan.rows.shape[0] + 4 * max(plan.lengths)  # lanes end differently in another order
-        # Row of the input, row of the target, mask, reset.
-        self.index = torch.zeros(4, room, plan.lanes, dtype=torch.int32, device=device)
+        self.index = torch.zeros(
+            2, room, plan.lanes, dtype=torch.int32, device=device
+        )  # rows of input and target
+        self.marks = torch.zeros(2, room, plan.lanes, dtype=torch.bool, device=device)  # mask, reset
         self.starts = torch.zeros(len(plan) + 64, dtype=torch.int64, device=device)
         self.steps = torch.arange(max(plan.lengths), device=device)
         self.shifts = bit_places(device)
@@ -88,17 +90,17 @@ class DevicePlan:
             return
         self.loaded = plan
         self.table.copy_(plan.table, non_blocking=True)
-        rows, mask, reset = (x.to(torch.int32) for x in (plan.rows, plan.mask, plan.reset))
-        index = torch.stack([plan.inputs(rows, plan.reset), rows, mask, reset])
-        self.index[:, : rows.shape[0]].copy_(index, non_blocking=True)
+        rows = plan.rows.to(torch.int32)
+        index = torch.stack([plan.inputs(rows, plan.reset), rows])
+        self.index[:, : len(rows)].copy_(index, non_blocking=True)
+        self.marks[:, : len(rows)].copy_(torch.stack([plan.mask, plan.reset]), non_blocking=True)
         self.starts[: len(plan)].copy_(torch.tensor(plan.starts), non_blocking=True)
 
     def batch(self, cursor: Tensor, length: int) -> Batch:
         """The batch at the cursor, gathered on the device: as `plan[i]` has it."""
         steps = self.starts.index_select(0, cursor.view(1)) + self.steps[:length]
-        index = self.index.index_select(1, steps)  # (4, length, B)
-        mask, reset = index[2:].to(torch.bool)
-        found = self.table[index[:2]]  # (2, length, B, ...)
+        mask, reset = self.marks.index_select(1, steps)
+        found = self.table[self.index.index_select(1, steps)]  # (2, length, B, ...)
         x, y = unpack(found, self.pitches, self.shifts) if self.pitches else found
         return Batch(x, y, mask, reset)
 
