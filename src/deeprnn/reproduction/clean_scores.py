@@ -56,6 +56,14 @@ class CleanScore:
     same_melodies: int = 0
 
     @property
+    def known_melody(self) -> float | None:
+        """Of the other songs; a mean over frames, as music is scored."""
+        rest = self.symbols - self.new_melody_symbols
+        if self.new_melody is None or not rest:
+            return None
+        return (self.whole * self.symbols - self.new_melody * self.new_melody_symbols) / rest
+
+    @property
     def kind(self) -> str:
         """music, char or word."""
         return paper.KINDS[self.data]
@@ -157,19 +165,20 @@ def markdown(rows: Sequence[CleanScore], titles: Mapping[str, str]) -> str:
     if not rows:
         return "No trained model has been scored on these parts yet.\n"
     lines = [
-        "| data | model | seeds | whole | without near-duplicates | left out | new melodies alone | left out |",
+        "| data | model | seeds | whole | without near-duplicates | left out | new melodies alone | known melodies |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for cell in paper.CELLS:
         mine = [r for r in rows if (r.data, r.model) == (cell.data, cell.model)]
         if not mine:
             continue
+        values = [
+            [getattr(r, name) for r in mine] for name in ("whole", "clean", "new_melody", "known_melody")
+        ]
         places = 1 if cell.kind == "word" else 3
-        whole = plus_minus([r.whole for r in mine], places)
-        clean = plus_minus([r.clean for r in mine if r.clean is not None], places)
-        pieces = "songs" if cell.kind == "music" else "lines"
-        melody = [r.new_melody for r in mine if r.new_melody is not None]
-        last = f"{plus_minus(melody, places)} | {mine[0].same_melodies} songs" if melody else "| "
+        whole, clean, new, known = (plus_minus([v for v in row if v is not None], places) for row in values)
+        count, same = mine[0].near_duplicates, mine[0].same_melodies
+        unit, songs = ("songs", f" ({same} songs)") if cell.kind == "music" else ("lines", "")
         lines.append(f"| {titles[cell.data]} | {paper.LABELS[cell.model]} | {len(mine)} | {whole} | {clean} "
-                     f"| {mine[0].near_duplicates} {pieces} | {last} |")  # fmt: skip
+                     f"| {count} {unit} | {new} | {known}{songs} |")  # fmt: skip
     return "\n".join(lines) + "\n"

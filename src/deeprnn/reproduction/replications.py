@@ -10,7 +10,7 @@ print(markdown(read_replications("results/replications"), read_ledger("results/r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def sentence(found: Sequence[Replication], published: Sequence[Entry]) -> str:
 def state(replication: Replication, compared: Sequence[Compared]) -> str:
     """How much of a rerun is there, in which time, and what it says."""
     there = {(c.cell.data, c.cell.model) for c in compared}
-    missing = [f"{c.data}/{c.model}" for c in paper.CELLS if (c.data, c.model) not in there]
+    missing = _missing(there)
     whole = f"all {len(paper.CELLS)} cells" if not missing else f"{len(there)} of {len(paper.CELLS)} cells"
     near = sum(mean(values(c.rerun)) <= 1.01 * c.cell.value for c in compared)
     took = f", {replication.seconds:.0f} s in {_calls(len(replication.calls))}" if replication.calls else ""
@@ -100,6 +100,16 @@ def state(replication: Replication, compared: Sequence[Compared]) -> str:
         f"{whole}{took}; {near} of them within 1 % of the paper's number or better; beside the published runs "
         f"{summary(compared)}{lacking}."
     )
+
+
+def _missing(there: Collection[tuple[str, str]]) -> list[str]:
+    """Cells that are not there; a data set by its name where none of its cells is."""
+    out = []
+    for data in dict.fromkeys(c.data for c in paper.CELLS):
+        lacking = [c.model for c in paper.CELLS if c.data == data and (data, c.model) not in there]
+        whole = not any(name == data for name, _ in there)
+        out += [data] if whole else [f"{data}/{model}" for model in lacking]
+    return out
 
 
 def _calls(count: int) -> str:
