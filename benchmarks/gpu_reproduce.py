@@ -1,233 +1,369 @@
-"""The reproduction inside one short slice of a bare GPU machine: no command-line extras, results as few files.
+"""The reproduction, a rerun of it or a study in slices of a bare GPU machine: no extras, results as few files.
 
-    DEEPRNN_DATA=data python benchmarks/gpu_reproduce.py --only jsb nottingham --budget 8 --out out/gpu
-    python benchmarks/gpu_reproduce.py ... --restore out/gpu       # a later slice goes on from there
+    export DEEPRNN_DATA=data
+    python benchmarks/gpu_reproduce.py --fresh --seeds 11..11 --seconds 570 --out slice1
+    python benchmarks/gpu_reproduce.py --fresh --seeds 11..11 --seconds 570 --restore slice1 --out slice2
+    python benchmarks/gpu_reproduce.py --collect slice2 --into results/replications/seed-11
 
-Needs torch, numpy and safetensors alone. Into --out go `ledger.tar.gz` (entries, renewed after every job, so
-that a slice that is cut off keeps what it finished), `state-*.part` (a tar in pieces: unfinished runs, and
-first stages that later runs start from) and `log.txt`. `--collect DIR` enters a ledger.tar.gz into
-results/runs, or --into another ledger, and does nothing else; nothing there is written over.
+    python benchmarks/gpu_reproduce.py --study depth --only jsb --seconds 570 --out slice1
+    python benchmarks/gpu_reproduce.py --collect slice1 --into results/studies/depth
+
+Needs torch, numpy and safetensors alone, and no repository (`--commit` says which commit the copy is of). A later
+call in the same working tree goes on from `--work`; on another machine `--restore` brings an earlier call's files.
+Into --out go `results.tar.gz` (a folder of results: `runs/`, `clean.json`, `calls.json`; renewed after every job),
+`state-N.part` (unfinished runs, first stages that are needed still, finished runs that are yet to be scored without
+near-duplicates; renewed every minute) and `log.txt`. Whenever the process is killed, what these held a moment before is
+whole.
+
+All kernels are compiled ahead by all cores. Every finished run of a rerun is scored again, from the parameters it kept,
+on what has no near-duplicate in the training part. `--collect` enters results into a folder, over nothing, and does
+nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
-import tarfile
-import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(HERE / "src"))
+sys.path[:0] = [str(HERE / "src"), str(HERE / "benchmarks")]
+# Streams that share a queue to the card wait for each other; there are eight queues unless one asks for more.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
-from deeprnn.reproduction import tables  # noqa: E402
+import slice_files  # noqa: E402
+import torch  # noqa: E402
+
+from deeprnn.errors import UserError  # noqa: E402
+from deeprnn.files import write_json, write_new  # noqa: E402
+from deeprnn.reproduction import clean_scores, tables  # noqa: E402
 from deeprnn.reproduction.compare import compare, comparison_text  # noqa: E402
-from deeprnn.reproduction.entries import read_entry, record  # noqa: E402
-from deeprnn.reproduction.plan import find_member, make_plan, wanted  # noqa: E402
-from deeprnn.reproduction.run import Settings, default_jobs, parse_seeds, reproduce  # noqa: E402
+from deeprnn.reproduction.entries import read_ledger  # noqa: E402
+from deeprnn.reproduction.identity import identity  # noqa: E402
+from deeprnn.reproduction.plan import Job, finished_members, make_plan, wanted  # noqa: E402
+from deeprnn.reproduction.replications import CALLS, RUNS  # noqa: E402
+from deeprnn.reproduction.run import Outcome, Settings, data_of, default_jobs, parse_seeds, reproduce  # noqa: E402
+from deeprnn.reproduction.study.analysis import results, text  # noqa: E402
+from deeprnn.reproduction.study.dynamic import FILE as DYNAMIC  # noqa: E402
+from deeprnn.reproduction.study.jobs import study_plan  # noqa: E402
+from deeprnn.reproduction.study.plan_file import Study, read_study  # noqa: E402
+from deeprnn.reproduction.study.run import DIVERGED, STARTED, read_runs, run_study  # noqa: E402
+from deeprnn.runs.folder import command_line, commit, environment  # noqa: E402
+from deeprnn.training.clean import Part, clean_parts  # noqa: E402
+from deeprnn.training.cuda_graph import on_own_stream  # noqa: E402
+from deeprnn.training.recipe import DataPart, Recipe  # noqa: E402
 from deeprnn.training.saving import member_folders  # noqa: E402
-from deeprnn.training.session import pick_device  # noqa: E402
+from deeprnn.training.session import load_data, pick_device  # noqa: E402
 
-PART = 15 * 2**20
-"""bytes of one piece of the state"""
 LEDGER = HERE / "results" / "runs"
+TO_SAVE, TO_END = 25.0, 5.0
+"""seconds before the end at which training stops, and at which the process ends whatever it does"""
+EVERY = 60.0
+"""seconds between two packings of the state"""
+TO_COMPILE = 90.0
+"""seconds after which what is not compiled ahead is left to the runs"""
+
+
+def parts_of_test(part: DataPart) -> Mapping[str, Part]:
+    """What of a test part is clean, for a worker: an audit takes up to a minute."""
+    return clean_parts(load_data(part), clean_scores.SPLIT)
 
 
 class Slice:
     """One call: its settings, its log and what it leaves behind."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments = arguments
-        self.began = time.monotonic()
-        self.out = Path(arguments.out)
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.work = Path(arguments.work)
-        device = str(pick_device(arguments.device))
-        jobs = arguments.jobs or default_jobs(device)
+    def __init__(self, arguments: argparse.Namespace, pool: ProcessPoolExecutor | None = None) -> None:
+        self.arguments, self.pool = arguments, pool
+        self.began, self.since = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.out, self.work = Path(arguments.out), Path(arguments.work)
+        self.device = str(pick_device(arguments.device))
+        self.study: Study | None = read_study(arguments.study) if arguments.study else None
+        # Beside each other, as they lie in results/: entries, and what belongs to them.
+        self.home = self.work / (self.study.name if self.study else "results")
         self.settings = Settings(
-            only=tuple(arguments.only), extras=arguments.extras, budget=arguments.budget,
-            seeds=parse_seeds(arguments.seeds) if arguments.seeds else None,
-            device=device, jobs=jobs, overrides=tuple(arguments.override),
-            root=self.work / "runs", ledger=self.work / "ledger", published=LEDGER if arguments.fresh else None,
+            only=tuple(arguments.only), extras=arguments.extras,
+            seeds=parse_seeds(arguments.seeds) if arguments.seeds else None, device=self.device,
+            jobs=arguments.jobs or default_jobs(self.device), overrides=tuple(arguments.override),
+            root=self.work / ("runs-" + self.home.name), ledger=self.home / RUNS,
+            published=LEDGER if arguments.fresh else None,
+            record_cut_off=not arguments.fresh,  # a rerun's runs are scored once, when they are whole
         )  # fmt: skip
-        self.settings.root.mkdir(parents=True, exist_ok=True)
-        self.settings.ledger.mkdir(parents=True, exist_ok=True)
-        self.packing = threading.Lock()
+        for folder in (self.out, self.settings.root, self.settings.ledger):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.packing = threading.RLock()
         self.log = (self.out / "log.txt").open("a", encoding="utf-8")
+        self.outcome, self.left = Outcome(), list[Job]()
+        self.earlier: list[dict[str, Any]] = []
+        self.notes: dict[str, Any] = {}
+        self.state: dict[str, list[str]] = {"kept": [], "lost": []}
+        self.over, self.ended = threading.Event(), threading.Event()
+        self.commit = arguments.commit or commit()
+        self.scoring: threading.Thread | None = None
+        self.audits: dict[str, Future[Mapping[str, Part]]] = {}
 
-    def say(self, text: str) -> None:
+    def say(self, line: str) -> None:
         """To the terminal and the log, at once."""
-        print(text, flush=True)
-        self.log.write(text + "\n")
-        self.log.flush()
+        print(line, flush=True)
+        with self.packing:
+            self.log.write(line + "\n")
+            self.log.flush()
+
+    @property
+    def seconds(self) -> float:
+        """Since the call began."""
+        return time.monotonic() - self.began
+
+    # ---- the call
 
     def run(self) -> int:
-        """Bring in what is known, train, pack."""
-        for path in () if self.arguments.fresh else LEDGER.glob("*.json"):
-            (self.settings.ledger / path.name).write_bytes(path.read_bytes())
+        """Bring in what is known, compile, train, score, pack."""
+        self._bring_in()
+        if self.arguments.seconds:
+            threading.Thread(target=self._end_in_time, daemon=True).start()
+        self.left = self._jobs_left()
+        self._prepare(sorted(self.left, key=lambda job: (job.alone, job.wide)))  # as a GPU takes them
+        threading.Thread(target=self._pack_again_and_again, daemon=True).start()
+        self._start_scoring()
+        self.notes["training_from"] = round(self.seconds, 1)
+        self.pack()
+        self.settings = replace(self.settings, budget=self._minutes_to_train())
+        if self.study is None:
+            reproduce(self.settings, self.say, self._job_ended, self.outcome)
+        else:
+            run_study(self.study, self.settings, self.home, self.say, self._job_ended, self.outcome)
+        self._finish_scoring()
+        self.pack_state(replan=True)
+        self.pack()
+        self._report()
+        return self.outcome.status
+
+    def _bring_in(self) -> None:
+        """What the published ledger has, unless all is trained anew; what an earlier slice left."""
+        if self.study is None and not self.arguments.fresh:
+            for path in LEDGER.glob("*.json"):
+                write_new(self.settings.ledger / path.name, path.read_bytes())
         if self.arguments.restore:
-            self.restore(Path(self.arguments.restore))
-        if self.arguments.hard:
-            threading.Thread(target=self._cut_short, daemon=True).start()
-        outcome = reproduce(self.settings, self.say, self.pack_ledger)
-        self.pack_ledger()
+            folder = Path(self.arguments.restore)
+            entries = slice_files.enter(slice_files.read_results(folder), self.home)[0]
+            folders = slice_files.unpack_state(folder, self.settings.root)
+            self.say(f"restored {len(entries)} entries and {len(folders)} run folders from {folder.name}")
+        calls = self.home / CALLS
+        self.earlier = json.loads(calls.read_text(encoding="utf-8")) if calls.exists() else []
+
+    def _prepare(self, jobs: list[Job]) -> None:
+        """Kernels, and what of the test parts is clean, by the workers; the card's own start meanwhile."""
+        if self.pool is None:
+            return
+        if self._scores_clean:
+            names = {job.recipe.data.name: job.recipe.data for job in jobs}
+            self.audits = {name: self.pool.submit(parts_of_test, part) for name, part in names.items()}
+        if self.device == "cpu":
+            return
+        from kernels_ahead import compile_all
+
+        first = 2 * self.settings.jobs
+        card = threading.Thread(target=_wake, args=(self.device,))
+        card.start()
+        self.notes["kernels"] = compile_all(self.pool, [j.recipe for j in jobs[:first]], TO_COMPILE)
+        self.say(f"[{self.seconds:6.1f} s] kernels of the first {first} jobs: {self.notes['kernels']}")
+        card.join()
+
+        def rest() -> None:
+            assert self.pool is not None
+            self.notes["further kernels"] = compile_all(
+                self.pool, [j.recipe for j in jobs[first:]], TO_COMPILE
+            )
+            self.say(f"[{self.seconds:6.1f} s] further kernels: {self.notes['further kernels']}")
+
+        threading.Thread(target=rest, daemon=True).start()
+
+    def _minutes_to_train(self) -> float | None:
+        given: list[float] = [self.arguments.budget] if self.arguments.budget else []
+        if self.arguments.seconds:
+            given.append((self.arguments.seconds - self.seconds - TO_SAVE) / 60)
+        return max(1e-6, min(given)) if given else None
+
+    def _end_in_time(self) -> None:
+        """Leave before somebody else ends the process, with what is on disk by then."""
+        time.sleep(max(0.0, self.arguments.seconds - TO_END - self.seconds))
+        self.say(f"{self.seconds:.0f} s are over: packing what is on disk")
+        self.pack()  # first of all what is finished
         self.pack_state()
-        self.say(tables.text_tables(tables.read_ledger(self.settings.ledger)))
+        self.pack()
+        os._exit(3)
+
+    def _report(self) -> None:
+        """What came of it, for a person."""
+        entries, outcome = read_ledger(self.settings.ledger), self.outcome
+        if self.study is not None:
+            self.say(text(results(self.study, read_runs(self.home))))
+        else:
+            self.say(tables.text_tables(entries))
         if self.arguments.fresh:
-            entries = tables.read_ledger(self.settings.ledger)
-            self.say(comparison_text(compare(entries, tables.read_ledger(LEDGER))))
+            self.say(comparison_text(compare(entries, read_ledger(LEDGER))))
+            self.say("without near-duplicates of the training part, and by new melodies alone:")
+            for row in clean_scores.read_scores(self.home / clean_scores.FILE):
+                self.say(f"  {row.data}/{row.model}, seed {row.seed}: {clean_scores.text(row)}")
         self.say(f"finished: {', '.join(outcome.finished) or 'none'}")
         self.say(f"unfinished: {', '.join(outcome.unfinished) or 'none'}")
         for name, error in outcome.failed.items():
             self.say(f"failed: {name}: {error}")
-        self.say(f"{time.monotonic() - self.began:.0f} s in all")
-        return outcome.status
+        for what in ("kept", "lost"):
+            self.say(f"state {what}: {', '.join(self.state[what]) or 'none'}")
+        self.say(f"{self.seconds:.0f} s in all")
 
-    def _cut_short(self) -> None:
-        """Leave before somebody else ends the process, with what is on disk by then."""
-        time.sleep(self.arguments.hard)
-        self.say(f"{self.arguments.hard:g} s are over: packing what is on disk")
-        self.pack_ledger()
-        self.pack_state()
-        os._exit(3)
+    # ---- scores on the clean part
+
+    @property
+    def _scores_clean(self) -> bool:
+        return self.study is None and bool(self.arguments.fresh)
+
+    def _start_scoring(self) -> None:
+        if self._scores_clean:
+            self.scoring = threading.Thread(target=self._score_as_they_finish, daemon=True)
+            self.scoring.start()
+
+    def _score_as_they_finish(self) -> None:
+        while not self.over.is_set():
+            self.ended.wait()
+            self.ended.clear()
+            self._score()
+        self._score()  # what ended while the last one was scored
+
+    def _score(self) -> None:
+        with on_own_stream(self.device):
+            clean_scores.score_finished(
+                self.settings.root, self.settings.ledger, self.device, data_of, self.say, self._parts_of
+            )
+
+    def _parts_of(self, data: Any) -> Mapping[str, Part]:
+        audit = self.audits.get(data.name)
+        return clean_parts(data, clean_scores.SPLIT) if audit is None else audit.result()
+
+    def _finish_scoring(self) -> None:
+        if self.scoring is not None:
+            self.over.set()
+            self.ended.set()
+            self.scoring.join()
 
     # ---- out
 
-    def pack_ledger(self) -> None:
-        """All entries that the checkout does not have as they are."""
+    def _job_ended(self) -> None:
+        self.ended.set()
+        self.pack()
+
+    def pack(self) -> None:
+        """The results as they are now; of the published ledger's entries none."""
         with self.packing:
-            temporary = self.out / ".ledger.new"
-            with tarfile.open(temporary, "w:gz", compresslevel=6) as tar:
-                for path in sorted(self.settings.ledger.glob("*.json")):
-                    content, known = path.read_bytes(), LEDGER / path.name
-                    if self.arguments.fresh or not known.exists() or known.read_bytes() != content:
-                        add(tar, path.name, self._with_commit(content))
-            temporary.replace(self.out / "ledger.tar.gz")
+            write_json(self.home / CALLS, [*self.earlier, self._call()])
+            files = {}
+            for path in sorted(self.settings.ledger.glob("*.json")):
+                content, known = path.read_bytes(), LEDGER / path.name
+                if self.study or self.arguments.fresh or not known.exists() or known.read_bytes() != content:
+                    files[f"{RUNS}/{path.name}"] = self._with_commit(content)
+            for name in (clean_scores.FILE, CALLS, STARTED, DIVERGED, DYNAMIC):
+                if (self.home / name).exists():
+                    files[name] = (self.home / name).read_bytes()
+            slice_files.pack_results(self.out, files)
+
+    def _call(self) -> dict[str, Any]:
+        """When what ran in this call."""
+        return {
+            "began": self.since,
+            "seconds": round(self.seconds, 1),
+            "command": command_line(),
+            "commit": self.commit,
+            "environment": environment(self.device),
+            "jobs_at_once": self.settings.jobs,
+            **self.notes,
+            "spans": [span._asdict() for span in self.outcome.spans],
+            "failed": {name: error.splitlines()[-1][:300] for name, error in self.outcome.failed.items()},
+            "state": self.state,
+        }
 
     def _with_commit(self, content: bytes) -> bytes:
         """A bare copy of the code knows no commit: the caller's word stands in."""
         entry = json.loads(content)
         if entry["commit"] is None and self.arguments.commit:
             entry["commit"] = self.arguments.commit
-            entry["dirty"] = (
-                True if self.arguments.commit.endswith("+") else None
-            )  # a caller's word is no proof
+            # A caller's word is no proof that nothing was changed.
+            entry["dirty"] = True if self.arguments.commit.endswith("+") else None
             return (json.dumps(entry, indent=1, ensure_ascii=False) + "\n").encode()
         return content
 
-    def pack_state(self) -> None:
-        """What a later slice needs, the most valuable first, up to the limit."""
+    def _pack_again_and_again(self) -> None:
+        while not self.over.wait(EVERY):
+            self.pack_state()
+            self.pack()
+
+    def pack_state(self, replan: bool = False) -> None:
+        """What a later slice needs, the most valuable first, up to the limit; by the plan of the call's beginning."""
         with self.packing:
-            buffer = io.BytesIO()
-            room = self.arguments.state_limit * 2**20
-            with tarfile.open(fileobj=buffer, mode="w") as tar:
-                for name, files in self._wanted_state():
-                    size = sum(path.stat().st_size + 1024 for path in files)
-                    if size > room:
-                        self.say(f"state of {name} left out: {size / 2**20:.1f} MiB do not fit")
-                        continue
-                    room -= size
-                    for path in files:
-                        tar.add(path, str(path.relative_to(self.settings.root)))
-            content = buffer.getvalue()
-            for old in self.out.glob("state-*.part"):
-                old.unlink()
-            for number, start in enumerate(range(0, len(content), PART)):
-                (self.out / f"state-{number}.part").write_bytes(content[start : start + PART])
+            if replan:  # takes seconds for a study, which training beside it would feel
+                self.left = self._jobs_left()
+            room = int(self.arguments.state_limit * 2**20)
+            kept, lost = slice_files.pack_state(self.out, self.settings.root, self._groups(), room)
+            self.state = {"kept": kept, "lost": lost}
 
-    def _wanted_state(self) -> list[tuple[str, list[Path]]]:
-        """First stages that are finished and needed still, then unfinished runs, small ones first."""
-        settings = self.settings
-        names = wanted([*settings.only, *self.arguments.keep], settings.extras)
-        entries = tables.read_ledger(settings.ledger)
-        plan = make_plan(names, entries, settings.root, seeds=settings.seeds, overrides=settings.overrides)
-        stages: dict[str, list[Path]] = {}
+    def _groups(self) -> list[tuple[str, list[Path]]]:
+        """Finished runs yet to be scored, first stages that are needed, then unfinished runs, small ones first."""
+        root = self.settings.root
+        groups: dict[str, list[Path]] = {}
+        if self._scores_clean:
+            rows = clean_scores.read_scores(self.home / clean_scores.FILE)
+            for run, name in clean_scores.unscored(root, self.settings.ledger, rows):
+                groups[f"{name}, to be scored"] = _finished_files(run.path)
         unfinished: dict[str, list[Path]] = {}
-        for job in plan.jobs:
+        trained = finished_members(root)
+        for job in self.left:
             for seed in job.recipe.seeds if job.stage else ():
-                home = find_member(settings.root, stage_identity(job), seed)
+                assert job.stage is not None
+                home = trained.get((identity(job.stage), seed))
                 if home is not None:
-                    wanted_files = (
-                        home / n
-                        for n in ("run.json", "recipe.toml", "metrics.jsonl", "best.json", "best.safetensors")
-                    )
-                    stages[f"{job.name}'s first stage, seed {seed}"] = [p for p in wanted_files if p.exists()]
-            folder = settings.root / job.folder_name
+                    groups[f"first stage of {job.name}, seed {seed}"] = _finished_files(home)
+            folder = root / job.folder_name
             if (folder / "last.json").exists():
-                inside = [
-                    folder / n for n in ("last.json", "last.safetensors", "recipe.toml", "population.json")
-                ]
-                for home in member_folders(job.recipe, folder):
-                    inside += [p for p in home.iterdir() if p.suffix in (".toml", ".jsonl")]
-                    inside += [
-                        p
-                        for p in home.glob("*.json")
-                        if p.name not in ("last.json", "previous.json", "best.json")
-                    ]
-                unfinished[job.name] = sorted({p for p in inside if p.is_file()})
+                unfinished[job.name] = _unfinished_files(job.recipe, folder)
         small_first = sorted(unfinished.items(), key=lambda item: sum(p.stat().st_size for p in item[1]))
-        return [*stages.items(), *small_first]
+        return [*groups.items(), *small_first]
 
-    # ---- in
-
-    def restore(self, folder: Path) -> None:
-        """Unpack an earlier slice's ledger and state."""
-        entries, _ = enter(folder / "ledger.tar.gz", self.settings.ledger)
-        parts = sorted(folder.glob("state-*.part"), key=lambda p: int(p.stem.partition("-")[2]))
-        content = b"".join(part.read_bytes() for part in parts)
-        files = unpack(io.BytesIO(content), self.settings.root) if content else 0
-        self.say(f"restored {len(entries)} ledger entries and {files} files of state from {folder}")
-
-
-def stage_identity(job) -> str:
-    """Of a job's first stage."""
-    from deeprnn.reproduction.identity import identity
-
-    return identity(job.stage)
+    def _jobs_left(self) -> list[Job]:
+        """Those of this slice, and of cells whose first stages a later one needs."""
+        s = self.settings
+        if self.study is not None:
+            return study_plan(self.study, read_runs(self.home), s.root, s.only, ahead=True)[0].jobs
+        names = wanted([*s.only, *self.arguments.keep], s.extras)
+        entries = read_ledger(s.ledger)
+        return make_plan(names, entries, s.root, seeds=s.seeds, overrides=s.overrides).jobs
 
 
-def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    """One file from memory."""
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    tar.addfile(info, io.BytesIO(content))
+def _finished_files(home: Path) -> list[Path]:
+    """All but the state of training."""
+    return [p for p in sorted(home.iterdir()) if p.is_file() and p.stem not in ("last", "previous")]
 
 
-def unpack(source: io.BytesIO, folder: Path) -> int:
-    """Unpack a tar into a folder, plain files only; how many."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=source) as tar:
-        members = [m for m in tar.getmembers() if m.isfile()]
-        tar.extractall(folder, members=members, filter="data")
-    return len(members)
+def _unfinished_files(recipe: Recipe, folder: Path) -> list[Path]:
+    """The newest state, which has the best parameters too, and what describes the run and its members."""
+    inside = [folder / n for n in ("last.json", "last.safetensors", "recipe.toml", "population.json")]
+    for home in member_folders(recipe, folder):
+        inside += [p for p in home.iterdir() if p.suffix in (".toml", ".jsonl")]
+        inside += [p for p in home.glob("*.json") if p.stem not in ("last", "previous", "best")]
+    return sorted({p for p in inside if p.is_file()})
 
 
-def enter(archive: Path, folder: Path) -> tuple[list[Path], list[Path]]:
-    """Enter an archive's runs, each one checked, over nothing: those now in the ledger, and those it has otherwise."""
-    entered, other = [], []
-    with tempfile.TemporaryDirectory() as place:
-        unpack(io.BytesIO(archive.read_bytes()), Path(place))
-        for path in sorted(Path(place).glob("*.json")):
-            raw = read_entry(path).raw
-            home = record(raw, folder)
-            (entered if read_entry(home).raw == raw else other).append(home)
-    return entered, other
-
-
-def collect(folder: Path, ledger: Path) -> int:
-    """Bring an earlier slice's entries into a ledger; where it has another result of a run, that one stays."""
-    entered, other = enter(folder / "ledger.tar.gz", ledger)
-    print(f"{len(entered)} entries from {folder} are in {ledger}")
-    for path in other:
-        print(
-            f"not entered: {path} has another result of that recipe and seed (a rerun: --into a folder of its own)"
-        )
-    return int(bool(other))
+def _wake(device: str) -> None:
+    """A card's first context and first product take seconds."""
+    x = torch.ones(64, 64, device=device)
+    (x @ x).sum().item()
 
 
 def main() -> int:
@@ -235,16 +371,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--only", nargs="*", default=[], help="data sets, cells (jsb/dots) or patterns (*/rnn)"
-    )
+    parser.add_argument("--only", nargs="*", default=[], help="data sets, cells (jsb/dots) or patterns (*/rnn); of a "
+                        "study data sets, families or family/data/contender")  # fmt: skip
     parser.add_argument("--extras", action="store_true", help="also the models the paper does not train")
     parser.add_argument("--seeds", default="", help="how many seeds of each cell, or which: 5, 11..15 or 3,7")
     parser.add_argument("--fresh", action="store_true", help="train anew, and compare with results/runs")
-    parser.add_argument("--budget", type=float, default=8.0, help="minutes of training")
     parser.add_argument(
-        "--hard", type=float, default=0.0, help="seconds after which the process ends whatever runs"
+        "--study", default="", help="go on with a study: depth, beyond, …, or a plan's .toml file"
     )
+    parser.add_argument("--seconds", type=float, default=0.0, help="of the whole call, packing included")
+    parser.add_argument("--budget", type=float, default=0.0, help="minutes of training")
     parser.add_argument("--jobs", type=int, help="populations at once (4 on a GPU)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--override", nargs="*", default=[], help="field=value or data/model:field=value")
@@ -252,16 +388,33 @@ def main() -> int:
         "--keep", nargs="*", default=[], help="further cells whose first stages go into the state"
     )
     parser.add_argument("--out", default=os.environ.get("OUT", "out/gpu"))
-    parser.add_argument("--work", default="runs/gpu", help="run folders and ledger of this machine")
+    parser.add_argument("--work", default="runs/gpu", help="run folders and results of this machine")
     parser.add_argument("--restore", help="folder with an earlier slice's files")
-    parser.add_argument("--collect", help="enter this folder's ledger.tar.gz into --into, and stop")
-    parser.add_argument("--into", default=str(LEDGER), help="ledger for --collect; a rerun's own for a rerun")
+    parser.add_argument("--collect", help="enter this folder's results into --into, and stop")
+    parser.add_argument(
+        "--into", default=str(LEDGER), help="for --collect: results/runs, or a folder of its own"
+    )
     parser.add_argument("--commit", help="the code's commit, where the copy has no repository")
-    parser.add_argument("--state-limit", type=float, default=44.0, help="MiB of state to keep")
+    parser.add_argument("--state-limit", type=float, default=40.0, help="MiB of state to keep")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="processes beside the card; 0: none"
+    )
     arguments = parser.parse_args()
-    if arguments.collect:
-        return collect(Path(arguments.collect), Path(arguments.into))
-    return Slice(arguments).run()
+    try:
+        if arguments.collect:
+            return slice_files.collect(Path(arguments.collect), Path(arguments.into))
+        if not arguments.workers:
+            return Slice(arguments).run()
+        from kernels_ahead import workers
+
+        pool = workers(arguments.workers)  # forked before anything touches the card
+        try:
+            return Slice(arguments, pool).run()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

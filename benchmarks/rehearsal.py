@@ -54,8 +54,30 @@ def _without_module(self: Any, code: bytes, name: str, device: int, shared: int 
 
 
 @contextmanager
-def rehearsal(compile: bool = False, launched: Callable[[], Any] | None = None) -> Iterator[None]:
-    """Inside, layers on the CPU run as on an H200. `compile`: kernels into the cache on disk; `launched`: by each."""
+def _training() -> Iterator[None]:
+    """What training launches beside the loop, too: noise, step, a softmax over many classes, a NADE."""
+    from deeprnn.model import large_softmax, nade_loss
+    from deeprnn.training import fused, updater
+
+    with ExitStack() as stack:
+        for module in (fused, updater, nade_loss, large_softmax):
+            stack.enter_context(patch.object(module, "nvidia", lambda device: True))
+        stack.enter_context(patch.object(fused, "device_of", lambda index: H200))
+        stack.enter_context(patch.object(driver, "stream_of", lambda device: None))
+        for cached in (fused._kernel, large_softmax._kernel):
+            cached.cache_clear()
+            stack.callback(cached.cache_clear)
+        yield
+
+
+@contextmanager
+def rehearsal(
+    compile: bool = False, launched: Callable[[], Any] | None = None, training: bool = False
+) -> Iterator[None]:
+    """Inside, layers on the CPU run as on an H200. `compile`: kernels into the cache on disk; `launched`: by each.
+
+    With `training` so do the updates and scores of `deeprnn.training`.
+    """
 
     class Library:
         @staticmethod
@@ -83,6 +105,8 @@ def rehearsal(compile: bool = False, launched: Callable[[], Any] | None = None) 
         stack.enter_context(patch.object(direct, "DEVICE", "cpu"))
         stack.enter_context(patch.object(cuda.Cuda, "why_not", lambda self, case: None))
         stack.enter_context(patch.dict(registry.PREFERENCE, {"cpu": ("cuda",)}))
+        if training:
+            stack.enter_context(_training())
         try:
             yield
         finally:

@@ -60,7 +60,7 @@ from benchmarks.speed_goals import (  # noqa: E402
 from benchmarks.speed_readme import readme  # noqa: E402
 
 from deeprnn.files import write_atomically  # noqa: E402
-from deeprnn.reproduction.tables import with_section  # noqa: E402
+from deeprnn.reproduction.documents import with_section  # noqa: E402
 
 BENCH = ROOT / "results" / "bench"
 EPOCH_GOALS, POPULATION_GOAL, FIRST_CALL_GOAL = {1: 1.5, 15: 2.2}, {15: 1.5}, 3.0

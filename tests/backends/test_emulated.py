@@ -27,6 +27,9 @@ from deeprnn.backends.cuda.recurrence import (
 )
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.protocol import Case as BackendCase
+from deeprnn.cells.description import CellDescription
+from deeprnn.cells.library import LIBRARY
+from deeprnn.cells.plans import Request, plan_of
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name
 from tests.backends.emulated import emulated_kernel
@@ -36,7 +39,17 @@ from tests.backends.small_emulation import Small
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 H200 = Device()
 ROOT = Path(__file__).resolve().parents[2]
-CELLS = by_name(18)
+
+
+def traced(name: str, size: int, *layers: int) -> CellDescription:
+    """A shipped gated cell whose candidate is the end of a deep transition, as its own step is read."""
+    cell = LIBRARY[name](5, size, intermediate_sizes=layers)
+    found = plan_of(cell, Request(torch.float32, torch.float32, "cpu")).traced
+    assert found is not None
+    return found.cell
+
+
+CELLS = by_name(18) | {"deep-lstm": traced("lstm", 18, 11), "deep-gru": traced("gru", 18, 21)}
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +99,8 @@ CLUSTER = [
     (named("highway", reset=True), (4, 128, 8, 4, 2), True),
     (named("gru-published", T=1), (2, 128, 8, 2, 2), True),
     (named("leaky"), (2, 128, 8, 2, 2), True),
+    (named("deep-lstm", reset=True), (3, 128, 8, 2, 2), True),
+    (named("deep-gru", population=2), (2, 128, 8, 2, 2), True),
 ]
 
 
@@ -106,6 +121,7 @@ CARD = [
     (named("lstm", reset=True), (3, 1, 3, 64, (1, 1, 2)), False),
     (named("gru", B=3), (2, 1, 2, 64, (2, 1, 1)), False),
     (named("highway", B=3, reset=True), (2, 1, 2, 64, (2, 1, 1)), True),
+    (named("deep-gru", B=3, reset=True), (3, 1, 3, 64, (1, 1, 2)), False),
 ]
 
 
@@ -141,6 +157,7 @@ TENSOR_CORES = [
     (Case("gru", WIDE["gru"], 6, 15), (3, 1, 4, 15, 5), True),
     (Case("gru-published", WIDE["gru-published"], 5, 6, reset=True, population=2), (2, 1, 4, 6, 2), True),
     (Case("highway", WIDE["highway"], 5, 3, reset=True), (2, 1, 4, 3), True),
+    (Case("deep-lstm", traced("lstm", 33, 24), 4, 5, reset=True), (2, 1, 4, 3), True),
 ]
 
 
@@ -306,6 +323,7 @@ CARD_TENSOR_CORES = [
     (Case("gru", WIDE["gru"], 3, 40, reset=True), (64, 1), False),
     (Case("highway", WIDE["highway"], 3, 18), (16, 3), True),
     (Case("pooled", WIDE["pooled"], 3, 17), (16, 1), True),
+    (Case("deep-lstm", traced("lstm", 33, 40), 3, 18, reset=True), (16, 1), True),
     (Case("peepholes", WIDE["peepholes"], 1, 5, reset=True), (16, 1), False),
 ]
 

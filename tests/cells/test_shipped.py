@@ -10,6 +10,8 @@ from torch import nn
 from torch.func import functional_call, hessian, jvp, stack_module_state, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from deeprnn.backends.cuda import why_not_planned
+from deeprnn.backends.cuda.device import Device
 from deeprnn.cells.library import LIBRARY
 from deeprnn.cells.plans import Request, plan_of
 from deeprnn.model.cell_loop import draw, draw_specs, unroll_cell
@@ -62,6 +64,14 @@ def loop(layer, x, state, reset=None):
 def test_it_is_described(name):
     cell = make(name)
     assert plan_of(cell, Request(torch.float32, torch.float32, "cpu")).reason == ""
+
+
+@pytest.mark.parametrize("name", [name for name in CELLS if name != "indrnn"])
+def test_a_persistent_kernel_can_run_it(name):
+    """But for an IndRNN, which multiplies no matrix in its loop."""
+    traced = plan_of(make(name), Request(torch.float32, torch.float32, "cpu")).traced
+    assert traced is not None
+    assert why_not_planned(traced.cell, False, Device()) is None
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -11,6 +11,7 @@ from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.model import paper
 from deeprnn.reproduction import cells
+from deeprnn.reproduction.clean_scores import read_scores
 from deeprnn.reproduction.compare import chance, compare
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.identity import identity
@@ -37,7 +38,7 @@ def test_a_fresh_toy_rerun_is_compared_with_the_published(
         before = {path: path.read_bytes() for path in published.iterdir()}
         capsys.readouterr()
         fresh = [*call, "--fresh", "--seeds", "11..12", "--runs", str(runs), "--published", str(published)]
-        assert main(fresh) == 0
+        assert main([*fresh, "--clean"]) == 0
     out = capsys.readouterr().out
     assert {path: path.read_bytes() for path in published.iterdir()} == before, (
         "the published ledger is only read"
@@ -50,6 +51,9 @@ def test_a_fresh_toy_rerun_is_compared_with_the_published(
         ("dts", 12),
     ]
     assert "2 cells: 2 agree, 0 differ, 0 cannot be judged" in out
+    scored = read_scores(runs / "clean.json")
+    assert {row.entry for row in scored} == {e.path.name for e in entries}
+    assert [row.whole for row in scored] == pytest.approx([e.value() for e in entries], rel=1e-6)
     dots = next(e for e in entries if e.model == "dots")
     assert [stage["epochs"] for stage in dots.stages] == [3, 3]
     assert dots.total("updates") == sum(s["updates"] for s in dots.stages) == 2 * dots.curve[-1]["step"] > 0
@@ -60,6 +64,11 @@ def test_a_fresh_toy_rerun_is_compared_with_the_published(
         ("dts", [11, 12], True),
         ("dots", [11, 12], True),
     ]
+
+
+def test_clean_scores_need_runs(capsys: pytest.CaptureFixture[str]):
+    assert main(["reproduce", "--only", "jsb", "--clean", "--device", "cpu"]) == 2
+    assert "--clean is for --fresh" in capsys.readouterr().err
 
 
 def test_a_rerun_that_is_off_is_said_to_differ(tmp_path: Path):

@@ -189,3 +189,73 @@ def test_the_summary_and_the_extra_models(ledger, rows):
         assert row[3] == spread([score(r) for r in mine], 3) + "†" * marked
         assert (int(row[2].replace(",", "")), int(row[4])) == (mine[0]["parameters"], len(mine))
         assert bool(row[5]) == marked
+
+
+# ---- reruns
+
+
+def reruns() -> dict[str, dict[tuple[str, str], Runs]]:
+    """Of every rerun that is kept its runs of a cell, which are of the table's sizes."""
+    found: dict[str, dict[tuple[str, str], Runs]] = {}
+    for path in sorted((ROOT / "results" / "replications").glob("*/runs/*.json")):
+        run = json.loads(path.read_text())
+        if of_size(run) and not cut(run):
+            cells = found.setdefault(path.parents[1].name, defaultdict(list))
+            cells[run["data"]["name"], run["model"]].append(run | {"file": path.name})
+    return found
+
+
+def against(new: list[float], old: list[float]) -> float:
+    """Two-sided: a single new seed against the spread of the old ones, several by Welch's test."""
+    if len(new) > 1:
+        return float(stats.ttest_ind(new, old, equal_var=False).pvalue)
+    error = np.std(old, ddof=1) * np.sqrt(1 + 1 / len(old))
+    return float(2 * stats.t.sf(abs(new[0] - np.mean(old)) / error, len(old) - 1))
+
+
+def either(values: list[float], places: int) -> str:
+    return spread(values, places) if len(values) > 1 else f"{values[0]:.{places}f}"
+
+
+def tables_of_reruns() -> dict[str, tuple[str, list[list[str]]]]:
+    """The sentence and the rows of every rerun's table in the guide."""
+    text = (ROOT / "docs/guide/reproduction.md").read_text(encoding="utf-8")
+    text = text[text.index("<!-- replications:begin -->") : text.index("<!-- replications:end -->")]
+    parts = re.split(r"\*\*(.+?)\*\*: ", text)[1:]
+    out = {}
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        rows = [line.strip("|").split("|") for line in body.splitlines() if line.startswith("| ")][1:]
+        out[name] = body.splitlines()[0], [[c.strip().replace("−", "-") for c in row] for row in rows]
+    return out
+
+
+def test_reruns_beside_the_published(ledger):
+    found, tables = reruns(), tables_of_reruns()
+    assert found.keys() == tables.keys()
+    for name, (sentence, rows) in tables.items():
+        cells, home = found[name], ROOT / "results" / "replications" / name
+        clean = {row["entry"]: row for row in json.loads((home / "clean.json").read_text())}
+        assert [(TITLES[r[0]], LABELS[r[1]]) for r in rows] == [
+            (d, m) for d, row in PAPER.items() for m in row if (d, m) in cells
+        ]
+        pairs = [([score(r) for r in cells[c]], [score(r) for r in ledger[c]]) for c in
+                 ((TITLES[row[0]], LABELS[row[1]]) for row in rows)]  # fmt: skip
+        corrected = holm([against(new, old) for new, old in pairs])
+        near = 0
+        for row, (new, old), p in zip(rows, pairs, corrected, strict=True):
+            data, model = TITLES[row[0]], LABELS[row[1]]
+            places = 1 if data == "ptb-word" else 3
+            near += np.mean(new) <= 1.01 * PAPER[data][model]
+            kept = [clean[r["file"]] for r in cells[data, model]]
+            assert [k["whole"] for k in kept] == pytest.approx(new, rel=1e-5), (
+                "scored again from what was kept"
+            )
+            gap = f"{np.mean(new) - np.mean(old):+.{places}f}"
+            verdict = "agrees" if p >= 0.05 else "differs"
+            assert row[3:7] == [spread(old, places), either(new, places), gap, f"{p:.2g}"]
+            assert row[7].partition(" (")[0] == verdict
+            assert row[8] == either([k["clean"] for k in kept], places)
+        count = {word: sum(row[7].startswith(word) for row in rows) for word in ("agrees", "differs")}
+        assert sentence.startswith(f"{len(rows)} of 23 cells" if len(rows) < 23 else "all 23 cells")
+        assert f"{near} of them within 1 % of the paper's number or better" in sentence
+        assert f"{count['agrees']} agree, {count['differs']} differ" in sentence

@@ -15,14 +15,20 @@ from deeprnn.model.structure import dissect
 from deeprnn.reproduction import run as running
 from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import read_ledger
-from deeprnn.reproduction.run import Settings
+from deeprnn.reproduction.identity import identity
+from deeprnn.reproduction.plan import find_member
+from deeprnn.reproduction.run import Settings, data_of
+from deeprnn.reproduction.study import dynamic, goals
 from deeprnn.reproduction.study import run as study_run
 from deeprnn.reproduction.study.analysis import results, text
 from deeprnn.reproduction.study.figure import study_figure
-from deeprnn.reproduction.study.jobs import chosen, study_plan
+from deeprnn.reproduction.study.jobs import Runs, chosen, study_plan
 from deeprnn.reproduction.study.plan_file import packaged_studies, read_study, recipes_of
 from deeprnn.reproduction.study.run import describe_study, read_runs, run_study
+from deeprnn.runs.folder import Run
 from deeprnn.runs.locking import lock
+from deeprnn.training.dynamic import dynamic_evaluation
+from deeprnn.training.loop import members_of
 from tests.reproduction.toys import write_study
 
 
@@ -57,10 +63,9 @@ def test_from_plan_to_picture_in_pieces(toy, monkeypatch):
     # Interrupted: a signal after a job that has finished.
     real = study_run.run_plan
 
-    def interrupted(plan, settings, say):
-        outcome = real(
-            replace(plan, jobs=[j for j in plan.jobs if j.needs is None][:1] or plan.jobs[:1]), settings, say
-        )
+    def interrupted(plan, settings, say, entered):
+        first = [j for j in plan.jobs if j.needs is None][:1] or plan.jobs[:1]
+        outcome = real(replace(plan, jobs=first), settings, say, entered)
         return replace(outcome, signal=signal.SIGTERM)
 
     monkeypatch.setattr(study_run, "run_plan", interrupted)
@@ -192,6 +197,77 @@ def test_a_plan_that_says_nonsense_is_refused(toy, old, new, said):
         read_study(str(path))
 
 
+# ---- slices, and a table of goals
+
+
+def test_words_of_only_name_a_slice(toy):
+    study, settings, ledger = toy
+    names = lambda *only: [c.name for c, _ in study.entrants(only)]  # noqa: E731
+    assert names() == names("toy") == names("main") == names("main/toy") == ["rnn", "long", "dts", "dots"]
+    assert names("main/toy/d*") == ["dts", "dots"]
+    assert names("main/toy/rnn", "main/*/long") == ["rnn", "long"]
+    with pytest.raises(UserError, match="did you mean 'main'"):
+        study_plan(study, read_runs(ledger), settings.root, ["mian/toy"])
+    told = describe_study(study, replace(settings, only=("main/toy/dts",)), ledger)
+    assert "  main/toy  " in told
+    assert "search 1 populations" in told
+
+
+GOALS = """
+[[goal]]
+family = "main"
+data = "toy"
+title = "Toy, static"
+known = "9.9 nobody"
+goal = [1000.0, 0.5]
+
+[[goal]]
+family = "main"
+data = "toy"
+title = "Toy, dynamic"
+known = "9.9 nobody"
+goal = [0.1]
+dynamic = true
+"""
+
+
+def test_goals_are_shown_beside_what_is_known(toy, monkeypatch):
+    """Not run, in part, whole: a goal that is missed stays missed."""
+    study, settings, ledger = toy
+    study.path.write_text(study.path.read_text().replace("[0.01, 0.03]", "[0.01]") + GOALS)
+    study = read_study(str(study.path))
+    told = goals.table(study, ledger)
+    assert "| Toy, static | 9.9 nobody | ≤ 1000, then ≤ 0.5 | not run | not run |  |  |" in told
+    assert "Nothing of this plan has been run yet" in told
+    monkeypatch.setattr(dynamic, "RATES", (0.01, 1e30))
+    part = replace(settings, only=("main/toy/rnn",))
+    assert run_study(study, part, ledger, quiet).status == 0
+    told = goals.table(study, ledger)
+    assert "1 of 2 trials, 2 of 4 seeds | not run |" in told
+    assert "0 of 1 rows are whole, by 3 runs. Open: toy, main: 6 of 8 runs are missing." in told
+    assert len(dynamic.read_dynamic(ledger)) == 2, "one contender has its seeds"
+    assert run_study(study, settings, ledger, quiet).status == 0
+    told = goals.table(study, ledger)
+    static, moving = (line.split(" | ") for line in told.splitlines()[2:4])
+    assert static[5] == "≤ 1000"
+    assert moving[5] == "no"
+    assert "(by song " in static[3]
+    runs, rows = read_runs(ledger), dynamic.read_dynamic(ledger)
+    finals = [e for e in runs.entries.values() if e.has_test]
+    assert rows.keys() == {e.path.name for e in finals}
+    assert {row["rate"] for row in rows.values()} == {0.01}, "validation chose it"
+    name, kept = next(iter(rows.items()))
+    (entry,) = [e for e in finals if e.path.name == name]
+    model = Run(find_member(settings.root, identity(entry.recipe), entry.seed)).model()
+    again = dynamic_evaluation(
+        model, data_of(entry.recipe.data), "test", rate=0.01, chunk=entry.recipe.data.chunk
+    )
+    assert kept["test"] == again
+    before = (ledger / dynamic.FILE).read_text()
+    assert run_study(study, settings, ledger, quiet).finished == []
+    assert (ledger / dynamic.FILE).read_text() == before, "scored once"
+
+
 # ---- the plans that come with the package
 
 
@@ -208,6 +284,27 @@ def test_packaged_plans_are_whole_and_fair(name):
             assert recipe.optimiser.nonfinite == "skip"
             if not data.startswith("ptb"):
                 assert recipe.data.order == "own"
+
+
+def test_every_row_beyond_the_paper_has_twins_of_the_same_parameters():
+    study = read_study("beyond")
+    counts: dict[tuple[str, str], list[int]] = {}
+    for contender, data in study.entrants():
+        recipe, stage = recipes_of(study, contender, data, study.family(contender).trials[0])
+        assert stage is None
+        counts.setdefault((contender.family, data), []).append(dissect(model_spec(recipe)).parameters)
+    assert counts.keys() == {(goal.family, goal.data) for goal in study.goals}
+    for row in counts.values():
+        assert max(row) == pytest.approx(min(row), rel=0.01)
+    assert max(counts["char", "ptb-char"]) <= 14e6
+    assert max(counts["word", "ptb-word"]) <= 24e6
+
+
+def test_wide_models_train_one_by_one_and_small_ones_in_lockstep():
+    """Two whole-card models in one launch take longer than one after the other."""
+    for name, row, members in (("beyond", "word/ptb-word/lstm", 1), ("depth", "music/jsb/dts", 3)):
+        jobs = study_plan(read_study(name), Runs({}), Path("nowhere"), [row])[0].jobs
+        assert {len(members_of(job.recipe)) for job in jobs} == {members}
 
 
 def test_the_matched_rnn_has_the_parameters_of_the_largest_deep_model():

@@ -292,19 +292,6 @@ def test_readme_is_rewritten_between_its_markers_only(tmp_path: Path, capsys: py
     assert readme.read_text() == text
 
 
-def test_a_readme_without_markers_is_an_error(tmp_path: Path):
-    (tmp_path / "README.md").write_text("nothing")
-    with pytest.raises(UserError, match="results:begin"):
-        tables.update_readme(tmp_path / "README.md", [])
-
-
-def test_the_projects_readme_is_what_its_ledger_says():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    entries = tables.read_ledger(ROOT / tables.FOLDER)
-    rebuilt = tables.rebuilt(text, entries)
-    assert text == rebuilt, "README.md differs from the ledger: run `deeprnn report --readme README.md`"
-
-
 def test_extra_models_have_their_own_table(tmp_path: Path):
     write(tmp_path, entry("jsb", "dt", 1, 8.5), entry("jsb", "dts3", 1, 8.6), entry("jsb", "dts", 1, 8.3))
     listed = extra_rows(tables.read_ledger(tmp_path))

@@ -65,3 +65,8 @@ def test_the_page_shows_it_and_does_not_change_it(tmp_path: Path):
         assert answer.status_code == 409
         assert "comes with deeprnn" in answer.text
     assert shipped.names() == ["bach"]
+
+
+def test_it_is_described_by_its_name(capsys):
+    assert cli.main(["describe", "bach"]) == 0
+    assert "DOT(S)-RNN-NADE" in capsys.readouterr().out

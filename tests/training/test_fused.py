@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from deeprnn.training import fused
-from deeprnn.training.optimiser import Optimiser
+from deeprnn.training.optimiser import Optimiser, thresholds
 from deeprnn.training.recipe import OptimiserPart
+from deeprnn.training.updater import Updater
 from tests.backends.small_emulation import EMULATED, Small
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -86,6 +87,48 @@ def test_the_step_in_one_kernel_equals_the_plain_one(name, device, request, monk
     expected = steps(name, "cpu", torch.float64, kernel=False)
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one.cpu().double(), other, rtol=2e-5, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def emulated_account(tmp_path_factory):
+    kernel = Small(tmp_path_factory.mktemp("account"), "training/update.cu", "account")
+    return lambda name, device, blocks, members, arguments: kernel.launch(
+        blocks, 256, arguments, device, members
+    )
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=EMULATED), DEVICES[1]])
+@pytest.mark.parametrize("each", [False, True], ids=["one count", "counts"])
+def test_a_gradient_is_judged_in_one_kernel_as_in_many(each, device, request, monkeypatch):
+    """Clipped or not, never clipped, zero, lost once and again: for some members of a population alone, too."""
+    if device == "cpu":
+        monkeypatch.setattr(fused, "_launch", request.getfixturevalue("emulated_account"))
+    norms = [0.5, 3.0, 3.0, 0.0, torch.inf, torch.nan, 1.0, torch.inf]
+    nats = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, torch.nan, 2.0]
+    clips = [1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0]
+    P, rows = len(norms), slice(1, 8)
+    lost = torch.tensor([-1, -1, -1, -1, -1, 3, -1, -1])
+
+    def all_of(where: str, kernel: bool):
+        updater = Updater.__new__(Updater)
+        updater.clip = thresholds(clips).to(where)
+        updater.totals = torch.full((5, P), 0.25, dtype=torch.float64, device=where)
+        updater.bad, updater.tau = lost.clone().to(where), torch.tensor(7, device=where)
+        count = torch.arange(1, P).to(where) if each else torch.tensor(11, device=where)
+        given = torch.tensor(nats, device=where)[rows], count, torch.tensor(norms, device=where)[rows]
+        if kernel:
+            sums, bad = updater.totals[:, rows], updater.bad[rows]
+            factor, good = fused.account(
+                given[2], given[0], count, updater.clip[rows], updater.tau, sums, bad
+            )
+        else:
+            good, scale = updater._judge(rows, *given)
+            factor = torch.where(good, scale, 0.0)
+        return factor.cpu(), good.cpu(), updater.totals.cpu(), updater.bad.cpu()
+
+    for mine, expected in zip(all_of(device, True), all_of("cpu", False), strict=True):
+        assert mine.dtype == expected.dtype
+        torch.testing.assert_close(mine, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.gpu

@@ -1,6 +1,6 @@
 """Pictures of the page for the documentation: `python -m tests.web.screenshots RUNS [FOLDER]`.
 
-RUNS should hold two trained music runs and a trained text run; the best by validation are shown.
+RUNS should hold two or three trained music runs and a trained text run; the best by validation are shown.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 
 
-def choose(server: Server) -> tuple[str, str, str]:
-    """Two music runs and a text run."""
+def choose(server: Server) -> tuple[list[str], str]:
+    """Two or three music runs, and a text run."""
 
     def best(*kinds: str) -> list[str]:
         runs = [e.summary for e in server.page.library.entries()]
@@ -29,7 +29,7 @@ def choose(server: Server) -> tuple[str, str, str]:
     music, text = best("music"), best("char") or best("word")
     if len(music) < 2 or not text:
         raise SystemExit("the folder must hold two playable music runs and a text run")
-    return music[0], music[1], text[0]
+    return music[:3], text[0]
 
 
 class Camera:
@@ -59,8 +59,8 @@ class Camera:
         page.context.close()
 
 
-def music(camera: Camera, a: str, b: str) -> None:
-    """The roll at light, playing at dark, on a phone, and two beside each other."""
+def music(camera: Camera, a: str) -> None:
+    """The roll at light, playing at dark, and on a phone."""
     for name, scheme, viewport, ratio in (
         ("page-music-light", "light", DESKTOP, 1),
         ("page-music-dark", "dark", DESKTOP, 1),
@@ -78,9 +78,14 @@ def music(camera: Camera, a: str, b: str) -> None:
             page.locator("button.play").first.click()
             page.wait_for_timeout(4200)
         camera.take(page, name)
-    page = camera.open(f"compare/{a}/{b}", "light")
+
+
+def compare(camera: Camera, runs: list[str]) -> None:
+    """The same beginning continued by all, the best last."""
+    viewport = {**DESKTOP, "height": 260 + 360 * len(runs)}
+    page = camera.open("compare/" + "/".join(reversed(runs)), "light", viewport)
     page.locator("#continue").click()
-    page.wait_for_selector("text=/96 frames in/")
+    page.wait_for_selector("text=/frames in/")
     page.wait_for_timeout(600)
     page.locator(".bench").evaluate("el => window.scrollTo(0, el.offsetTop - 70)")
     page.wait_for_timeout(200)
@@ -104,7 +109,8 @@ def main(runs: str, folder: str = "docs/images") -> None:
     running, browsers = serve(Path(runs), Limits()), launch()
     server = next(running)
     camera = Camera(next(browsers), server, place)
-    a, b, letters = choose(server)
+    songs, letters = choose(server)
+    a = songs[0]
     camera.take(camera.open(""), "page-overview")
     page = camera.open(f"run/{a}")
     page.locator("#learning").evaluate(
@@ -112,7 +118,8 @@ def main(runs: str, folder: str = "docs/images") -> None:
     )
     page.wait_for_timeout(300)
     camera.take(page, "page-learning")
-    music(camera, a, b)
+    music(camera, a)
+    compare(camera, songs)
     text(camera, letters)
     next(browsers, None)
     next(running, None)

@@ -244,6 +244,20 @@ def test_other_seed_other_music_and_a_limit_of_notes(client: TestClient) -> None
     assert max(map(len, sampled(seed=1, temperature=4.0, max_notes=2))) == 2
 
 
+def test_no_more_notes_at_once_than_the_run_learnt(tmp_path: Path) -> None:
+    """As `deeprnn generate` does, so that one seed is one piece of music here and there."""
+    info = write_run(tmp_path / "runs" / "bach") / "run.json"
+    told = json.loads(info.read_text())
+    told["data"]["most_notes"] = 3
+    info.write_text(json.dumps(told))
+    client = client_of(tmp_path / "runs")
+    parts = lines(post(client, "bach", "continue", {"length": 30, "seed": 1, "temperature": 4.0}))
+    frames = [f for part in parts[:-1] for f in part["frames"]]
+    assert max(map(len, frames)) == 3
+    music = load_run(tmp_path / "runs" / "bach").generate(length=30, seed=1, temperature=4.0, ending="cut")
+    assert frames == [np.flatnonzero(frame).tolist() for frame in music.pieces[0]]
+
+
 def test_downloads(client: TestClient) -> None:
     midi = post(client, "bach", "midi", {"frames": CHORD * 4, "tempo": 120})
     assert midi.headers["content-type"] == "audio/midi"

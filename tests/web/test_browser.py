@@ -271,6 +271,39 @@ def test_two_runs_are_compared(open_page: Open, server: Server) -> None:
 
 
 @pytest.fixture
+def three(tmp_path: Path, serve_folder: ServeFolder) -> Server:
+    for number, name in enumerate(("first", "second", "third")):
+        write_run(tmp_path / name, seed=number)
+    return serve_folder(tmp_path)
+
+
+def test_three_runs_are_compared_by_ear(open_page: Open, three: Server) -> None:
+    """One beginning for all, the same keys shown by all, and while one plays another goes on where that one is."""
+    ids = [run_id(three, name) for name in ("first", "second", "third")]
+    page = open_page(f"compare/{ids[0]}/{ids[1]}", at=three)
+    page.get_by_label("And with").select_option(ids[2])
+    page.wait_for_selector("h1:text('A/B/C')")
+    assert page.locator(".roll").count() == 3
+    page.get_by_role("button", name="Continue all").click()
+    page.wait_for_selector("text=/144 frames in/")
+    assert page.locator(".chart .line.m2").count() >= 1
+    page.get_by_role("button", name="Clear").click()
+    page.locator(".roll-canvas").nth(2).click(position={"x": 15, "y": 100})
+    rolls = "[...document.querySelectorAll('.roll')].map(e => e.dataset.notes).join()"
+    shown(page, f"{rolls} === '1,1,1'")
+    page.locator("#continue").click()
+    page.wait_for_selector("text=/144 frames in/")
+    heads = "[...document.querySelectorAll('.roll')].map(e => e.dataset.playhead)"
+    page.get_by_role("button", name="Play A").click()
+    shown(page, f"{heads}[0] > 1.5")
+    page.get_by_role("button", name="Play C").click()
+    shown(page, f"{heads}[0] === '' && {heads}[2] >= 1")
+    page.get_by_label("Without B").click()
+    page.wait_for_selector("h1:text-is('A/B')")
+    assert page.locator(".versus thead a").all_inner_texts() == ["first", "third"]
+
+
+@pytest.fixture
 def two_grids(tmp_path: Path, serve_folder: ServeFolder) -> Server:
     write_run(tmp_path / "quarters")
     write_run(tmp_path / "sixteenths", steps_per_beat=4, data="nottingham", seed=1)
@@ -288,21 +321,22 @@ def test_two_grids_have_one_beginning(open_page: Open, two_grids: Server) -> Non
     said = page.locator(".caution").inner_text()
     assert "JSB Chorales" in said
     assert "Nottingham" in said
-    assert "A has 1 frame to a beat, B 4" in said
+    assert "A has 1 frame to a beat, B has 4 frames" in said
     page.get_by_role("button", name="Clear").click()
     page.locator(".roll-canvas").nth(0).click(position={"x": 15, "y": 100})
     shown(page, f"{rolls} === '1,1,4,1'")
     page.locator("#length").fill("8")
     page.locator("#continue").click()
     page.wait_for_selector("text=/40 frames in/")  # eight beats of each
-    assert [frames(page, 0), frames(page, 1)] == [9, 36]
+    lengths = "[...document.querySelectorAll('.roll')].map(e => e.dataset.frames).join()"
+    shown(page, f"{lengths} === '9,36'")  # with the next picture
     roll = np.zeros((10, 88), np.uint8)
     roll[:, 40] = roll[1::2, 45] = 1
     page.set_input_files(
         "#midi", {"name": "tune.mid", "mimeType": "audio/midi", "buffer": midi_bytes(roll, steps_per_beat=2)}
     )
     page.wait_for_selector("text=/tune.mid: 6 frames/")
-    assert [frames(page, 0), frames(page, 1)] == [6, 20]
+    shown(page, f"{lengths} === '6,20'")
     assert page.locator(".roll").nth(1).get_attribute("data-notes") == "6"  # read on its own, finer grid
 
 
@@ -551,7 +585,7 @@ def test_an_alternative_is_taken_while_the_text_goes_on(open_page: Open, server:
 
 def test_runs_of_two_kinds_keep_their_units(open_page: Open, server: Server) -> None:
     page = open_page(f"compare/{run_id(server, 'words')}/{run_id(server, 'letters/seed-1')}")
-    page.wait_for_selector("text=One learned words, the other characters")
+    page.wait_for_selector("text=A learned words, B learned characters")
     numbers = page.locator(".versus td").all_inner_texts()
     assert "119.0 perplexity" in numbers
     assert "1.430 bits per character" in numbers

@@ -193,12 +193,14 @@ class Describe:
 
 
 def run_spec(name: str) -> ModelSpec:
-    """The model of a run folder."""
+    """The model of a run folder, or of the run by that name that comes with deeprnn."""
     from deeprnn.model.specs import ModelSpec
+    from deeprnn.runs import shipped
 
-    path = Path(name) / "run.json"
-    if (Path(name) / "population.json").is_file():  # its members differ in their seeds alone
-        path = min(Path(name).glob("*/run.json"), default=path)
+    folder = shipped.find(name) or Path(name)
+    path = folder / "run.json"
+    if (folder / "population.json").is_file():  # its members differ in their seeds alone
+        path = min(folder.glob("*/run.json"), default=path)
     if not path.is_file():
         from deeprnn.cells.library import LIBRARY
 

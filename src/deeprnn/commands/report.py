@@ -17,8 +17,8 @@ from deeprnn.errors import UserError
 class Report:
     """Show results: the paper's tables beside ours, or a page about runs.
 
-    Without RUN: Tables 2 and 3 from the ledger. `--cells` lists the 23 cells, `--readme README.md` rewrites
-    a README's results, `--figures docs/images` draws them. With RUN: one self-contained HTML file.
+    Without RUN: Tables 2 and 3 from the ledger. `--cells` lists the 23 cells, `--readme README.md` rewrites what a
+    document has of results, `--figures docs/images` draws them. With RUN: one self-contained HTML file.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
@@ -30,7 +30,7 @@ class Report:
     json: bool = False
     """print JSON instead of text"""
     readme: Path | None = None
-    """rewrite the results of this Markdown file, between its two markers"""
+    """rewrite the sections of this Markdown file that are made from results, each between its two markers"""
     figures: Path | None = None
     """draw the ledger's figures into this folder"""
     study: str = ""
@@ -57,7 +57,9 @@ class Report:
             print(json.dumps(rows, indent=1) if self.json else comparison_text(compared))
             return 0
         if self.readme:
-            changed = tables.update_readme(self.readme, entries)
+            from deeprnn.reproduction.documents import Sources, update_document
+
+            changed = update_document(self.readme, Sources(self.ledger))
             print(f"{self.readme}: results {'rewritten' if changed else 'were up to date'}")
         if self.figures:
             from deeprnn.reproduction.figures import draw_all

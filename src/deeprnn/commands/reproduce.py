@@ -54,16 +54,22 @@ class Reproduce:
     """folder of the ledger's entries (results/runs, ledger/ in the folder of the fresh runs, results/studies/NAME)"""
     published: Path = Path("results/runs")
     """with --fresh: the ledger to compare with"""
+    clean: bool = False
+    """with --fresh: score finished runs also without near-duplicates of the training part, into clean.json beside
+    the ledger"""
 
     def run(self) -> int:
         """Plan, run, and print the table."""
         from deeprnn.console import console, width
+        from deeprnn.errors import UserError
         from deeprnn.reproduction import tables
+        from deeprnn.reproduction.clean_scores import score_finished
         from deeprnn.reproduction.compare import compare, comparison_text
         from deeprnn.reproduction.entries import FOLDER
         from deeprnn.reproduction.run import (
             ROOT,
             Settings,
+            data_of,
             default_jobs,
             describe,
             parse_seeds,
@@ -90,12 +96,16 @@ class Reproduce:
             engine=self.engine,
             address=self.address,
         )
+        if self.clean and not self.fresh:
+            raise UserError("--clean is for --fresh: it needs the parameters of runs, which a ledger has not")
         if self.study:
             return self._study(settings)
         if self.plan:
             console().print(describe(plan_of(settings), settings))
             return 0
         outcome = reproduce(settings, say=lambda text: print(text, flush=True))
+        if self.clean:
+            score_finished(settings.root, settings.ledger, device, data_of)
         entries = tables.read_ledger(settings.ledger)
         print("\n" + tables.text_tables(entries, width()))
         if settings.published is not None:

@@ -114,16 +114,25 @@ class Plan:
         values[..., 0] = 0.0
         return values[..., 1:] if self.pitches else values
 
-    def _gather(self, rows: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+    def inputs(self, rows: Tensor, reset: Tensor) -> Tensor:
+        """The table rows that are the inputs where these are the targets: those before."""
         before = (rows - 1).clamp_(min=0)
+        # A song's first input is silence, not another song's end.
+        return torch.where(reset, 0, before) if self.pitches else before
+
+    def _gather(self, rows: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        before = self.inputs(rows, reset)
         if not self.pitches:
             return self.table[before].long(), self.table[rows].long()
-        before = torch.where(reset, 0, before)  # a song's first input is silence, not another song's end
         return unpack(self.table[before], self.pitches), unpack(self.table[rows], self.pitches)
 
 
-def unpack(packed: Tensor, pitches: int) -> Tensor:
+def bit_places(device: torch.device | str) -> Tensor:
+    """By how much each of a byte's bits is moved to be the lowest, the first pitch's first."""
+    return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
+
+
+def unpack(packed: Tensor, pitches: int, places: Tensor | None = None) -> Tensor:
     """Bits to uint8 zeros and ones, on any device: (..., bytes) -> (..., pitches)."""
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
-    bits = (packed.unsqueeze(-1) >> shifts) & 1
+    bits = (packed.unsqueeze(-1) >> (bit_places(packed.device) if places is None else places)) & 1
     return bits.flatten(-2)[..., :pitches].contiguous()

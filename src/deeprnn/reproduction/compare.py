@@ -116,17 +116,16 @@ def comparison_text(compared: Sequence[Compared]) -> str:
         ))  # fmt: skip
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     body = ["  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    rule = f"(p < {LEVEL:g} after Holm's correction over the cells compared)"
+    return "\n".join([*body, f"{len(compared)} cells: {summary(compared)} {rule}."])
+
+
+def summary(compared: Sequence[Compared]) -> str:
+    """How many cells agree."""
     count = {word: sum(c.verdict.startswith(word) for c in compared) for word in ("agrees", "differs")}
     other = len(compared) - sum(count.values())
-    summary = (
-        f"{len(compared)} cells: {count['agrees']} agree, {count['differs']} differ, {other} cannot be judged"
-    )
-    return "\n".join([*body, f"{summary} (p < {LEVEL:g} after Holm's correction over the cells compared)."])
+    return f"{count['agrees']} agree, {count['differs']} differ, {other} cannot be judged"
 
 
 def _spread(numbers: Sequence[float], places: int) -> str:
-    if not numbers:
-        return "—"
-    sd = statistics.deviation(numbers)
-    spread = "" if sd is None else f" ± {sd:.{places}f}"
-    return f"{statistics.mean(numbers):.{places}f}{spread} ({len(numbers)})"
+    return statistics.plus_minus(numbers, places) + (f" ({len(numbers)})" if numbers else "")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from deeprnn.errors import UserError
 from deeprnn.model import paper
+from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.extras import LABELS as EXTRAS
 from deeprnn.reproduction.identity import identity
+from deeprnn.reproduction.kernels import Loop, loop_of
 from deeprnn.runs.folder import Run
 from deeprnn.training.loop import members_of
 from deeprnn.training.pretrain import first_stage
@@ -48,20 +50,30 @@ class Job:
         return identity(self.recipe, self.stage)
 
     @property
-    def stepwise(self) -> bool:
-        """Whether a GPU trains this model by small kernels in every step, for want of a persistent one.
+    def loop(self) -> Loop | None:
+        """How a GPU goes through time with it; None for data of somebody's own, whose model is not known yet."""
+        return _loop(self.recipe)
 
-        Beside persistent kernels, which hold most processors for a whole sequence, each of them has to wait, and
-        several such models in one process wait for each other's calls: each has the card to itself.
-        """
-        model, drop = self.recipe.model, self.recipe.regulariser.dropout
-        pools = any(u.startswith(("lp", "maxout")) for u in (model.unit, model.intermediate_unit))
-        return pools or bool(drop.state or drop.intermediate)
+    @property
+    def alone(self) -> bool:
+        """Whether a GPU should train it with nothing beside it."""
+        return (loop := self.loop) is not None and loop.alone
+
+    @property
+    def wide(self) -> bool:
+        """Whether its kernels leave others less than half of the card."""
+        return (loop := self.loop) is not None and loop.wide
 
     @property
     def folder_name(self) -> str:
         """Of the run folder: the same for the same recipe and seeds."""
         return f"{self.name.replace('/', '-')}-{self.identity}-seeds-{spans(self.recipe.seeds, '-', '_')}"
+
+
+@lru_cache(maxsize=4096)
+def _loop(recipe: Recipe) -> Loop | None:
+    spec = model_spec(recipe)
+    return None if spec is None else loop_of(spec, recipe.data.lanes, len(members_of(recipe)))
 
 
 def spans(seeds: Sequence[int], to: str = "..", and_: str = ", ") -> str:
@@ -138,7 +150,7 @@ def make_plan(
     """
     entries = list(entries)
     have = {(e.identity, e.seed) for e in entries if not e.cut_off}
-    plan, by_identity = Plan(), dict[str, Job]()
+    plan, by_identity, trained = Plan(), dict[str, Job](), finished_members(root)
     for name in names:
         recipe = changed(_with_seeds(recipe_for(name), seeds), name, overrides)
         members, stage = member_recipes(recipe), stage_of(recipe, overrides)
@@ -148,7 +160,7 @@ def make_plan(
         if not missing:
             plan.done.append(name)
             continue
-        _add(plan, by_identity, Job(name, replace(recipe, seeds=missing)), root, overrides)
+        _add(plan, by_identity, Job(name, replace(recipe, seeds=missing)), trained, overrides)
     return plan
 
 
@@ -174,15 +186,21 @@ def member_recipes(recipe: Recipe) -> dict[int, list[Recipe]]:
     return {seed: [member_recipe(recipe, m) for m in members if m.seed == seed] for seed in recipe.seeds}
 
 
-def _add(plan: Plan, known: dict[str, Job], job: Job, root: Path, overrides: Sequence[str]) -> Job:
+def _add(
+    plan: Plan,
+    known: dict[str, Job],
+    job: Job,
+    trained: Collection[tuple[str, int]],
+    overrides: Sequence[str],
+) -> Job:
     """Append a job after the first stage it needs; a stage that is itself wanted is used for both."""
     job.stage = stage = stage_of(job.recipe, overrides)
     if stage is not None:
         name = _stage_name(stage)
-        lacking = tuple(s for s in stage.seeds if find_member(root, identity(stage), s) is None)
+        lacking = tuple(s for s in stage.seeds if (identity(stage), s) not in trained)
         if lacking:
             wanted = Job(name, replace(stage, seeds=lacking), why=f"first stage of {job.name}")
-            job.needs = known.get(wanted.identity) or _add(plan, known, wanted, root, overrides)
+            job.needs = known.get(wanted.identity) or _add(plan, known, wanted, trained, overrides)
             _widen(job.needs, lacking)
     same = known.get(job.identity)
     if same is not None:  # a first stage came earlier than the cell it also is
@@ -221,18 +239,21 @@ def _stage_name(stage: Recipe) -> str:
 
 def find_member(root: Path, recipe_identity: str, seed: int) -> Path | None:
     """The folder of a finished member, by recipe and seed; None where there is none."""
+    return finished_members(root).get((recipe_identity, seed))
+
+
+def finished_members(root: Path) -> dict[tuple[str, int], Path]:
+    """The folders of all finished members, by recipe and seed."""
+    found: dict[tuple[str, int], Path] = {}
     for path in sorted(root.rglob("run.json")):
-        info = Run(path.parent).info
-        if (
-            info["seed"] == seed
-            and info["result"] is not None
-            and _identity_at(path.parent) == recipe_identity
-        ):
-            return path.parent
-    return None
+        known = _member_at(path.parent, path.stat().st_mtime_ns)
+        if known is not None:
+            found.setdefault(known, path.parent)
+    return found
 
 
-@cache
-def _identity_at(home: Path) -> str:
-    """Of the recipe in a run folder, which is written once."""
-    return identity(load_recipe(home / "recipe.toml"))
+@lru_cache(maxsize=4096)
+def _member_at(home: Path, changed: int) -> tuple[str, int] | None:
+    """Recipe and seed of a finished run, as of the time its run.json was `changed`."""
+    info = Run(home).info
+    return None if info["result"] is None else (identity(load_recipe(home / "recipe.toml")), info["seed"])

@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deeprnn.data import sources
 from deeprnn.errors import UserError
@@ -87,6 +87,15 @@ def default_jobs(device: str) -> int:
     return 4 if device.startswith("cuda") else 1
 
 
+class Span(NamedTuple):
+    """When a job ran, in seconds since the runner began."""
+
+    job: str
+    start: float
+    end: float
+    finished: bool
+
+
 @dataclass
 class Outcome:
     """How it ended."""
@@ -99,6 +108,7 @@ class Outcome:
     over: bool = False
     """whether the budget ended it"""
     signal: int = 0
+    spans: list[Span] = field(default_factory=list)
 
     @property
     def status(self) -> int:
@@ -153,20 +163,32 @@ def minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def reproduce(settings: Settings, say: Say = print, entered: Callable[[], None] = lambda: None) -> Outcome:
-    """Run the plan; `entered` is called after every job, when the ledger may have grown."""
+def reproduce(
+    settings: Settings,
+    say: Say = print,
+    entered: Callable[[], None] = lambda: None,
+    outcome: Outcome | None = None,
+) -> Outcome:
+    """Run the plan; `entered` is called after every job, when the ledger may have grown.
+
+    `outcome` is filled in as jobs end, for who wants to look at it meanwhile.
+    """
     plan = plan_of(settings)
     say(describe(plan, settings))
     for name in dict.fromkeys(job.recipe.data.name for job in plan.jobs):
         sources.find(name)  # missing data is an error now, not after an hour
-    return run_plan(plan, settings, say, entered)
+    return run_plan(plan, settings, say, entered, outcome)
 
 
 def run_plan(
-    plan: Plan, settings: Settings, say: Say = print, entered: Callable[[], None] = lambda: None
+    plan: Plan,
+    settings: Settings,
+    say: Say = print,
+    entered: Callable[[], None] = lambda: None,
+    outcome: Outcome | None = None,
 ) -> Outcome:
     """Run jobs in the order they are given, each after what it needs."""
-    outcome = Outcome()
+    outcome = Outcome() if outcome is None else outcome
     if plan.jobs:
         with catch_signals() as received, _sharing(settings):
             _Runner(settings, plan, say, entered, received, outcome).run()
@@ -193,6 +215,7 @@ class _Runner:
         self.print = say
         self.waiting = list(plan.jobs)
         self.running: dict[Future[bool], Job] = {}
+        self.started: dict[str, float] = {}
         self.on_ray = settings.engine == "ray"
         self.processes = settings.jobs > 1 and not settings.device.startswith("cuda") and not self.on_ray
         self.engine: Engine | None = None
@@ -210,6 +233,7 @@ class _Runner:
                 while not self.received and len(self.running) < self.settings.jobs and (job := self._ready()):
                     self.waiting.remove(job)
                     self.say(f"{job.name}: starts, {len(job.recipe.seeds)} seeds")
+                    self.started[job.name] = time.monotonic() - self.began
                     self.running[self._submit(pool, job)] = job
                 if not self.running:
                     break
@@ -254,6 +278,9 @@ class _Runner:
             self.outcome.finished.append(job.name)
         else:
             self.outcome.unfinished.append(job.name)
+        ended = time.monotonic() - self.began
+        finished = error is None and future.result()
+        self.outcome.spans.append(Span(job.name, round(self.started[job.name], 1), round(ended, 1), finished))
         self.entered()
 
     def _engine(self) -> Any:

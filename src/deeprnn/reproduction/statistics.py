@@ -32,6 +32,14 @@ def deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
 
 
+def plus_minus(values: Sequence[float], places: int) -> str:
+    """Mean ± deviation with so many decimals; a dash for nothing."""
+    if not values:
+        return "—"
+    spread = deviation(values)
+    return f"{mean(values):.{places}f}" + ("" if spread is None else f" ± {spread:.{places}f}")
+
+
 @dataclass(frozen=True)
 class Interval:
     """A value with the bounds of its confidence interval."""

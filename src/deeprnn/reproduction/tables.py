@@ -1,8 +1,7 @@
-"""Tables from the ledger: in the terminal, as Markdown, and the README's results between two markers.
+"""Tables from the ledger, in the terminal and as Markdown.
 
     entries = read_ledger("results/runs")
     print(text_tables(entries))
-    update_readme("README.md", entries)
 
 Every number comes from a run of the ledger; a cell without runs is a dash.
 """
@@ -10,11 +9,8 @@ Every number comes from a run of the ledger; a cell without runs is a dash.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import fill
 
-from deeprnn.errors import UserError
-from deeprnn.files import write_atomically
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.cells import Row, Verdict, rows, verdicts
@@ -22,7 +18,7 @@ from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
 from deeprnn.reproduction.statistics import deviation, mean
 
-__all__ = ["FOLDER", "markdown", "read_ledger", "rebuilt", "rows", "text_tables", "update_readme"]
+__all__ = ["FOLDER", "TITLES", "markdown", "read_ledger", "rows", "text_tables"]
 
 TITLES = {"nottingham": "Nottingham", "jsb": "JSB Chorales", "musedata": "MuseData",
           "ptb-char": "PTB characters", "ptb-word": "PTB words"}  # fmt: skip
@@ -174,43 +170,6 @@ def _extras(entries: Sequence[Entry]) -> str:
             f"| {row.ours:.{places}f}{spread}{MARK * bool(row.marks)} | {len(row.entries)} | {'; '.join(row.marks)} |"
         )
     return "\n".join(lines)
-
-
-# ---- README
-
-
-def with_section(text: str, name: str, section: str) -> str:
-    """A document with the part between the two markers of `name` replaced."""
-    begin, end = marker(name, "begin"), marker(name, "end")
-    start, stop = text.find(begin), text.find(end)
-    if start < 0 or stop < start or text.count(begin) != 1 or text.count(end) != 1:
-        raise UserError(f"the document needs one line {begin} and, after it, one line {end}")
-    return f"{text[: start + len(begin)]}\n{section}{text[stop:]}"
-
-
-def marker(name: str, which: str) -> str:
-    """The comment that begins or ends a section."""
-    return f"<!-- {name}:{which} -->"
-
-
-def rebuilt(text: str, entries: Sequence[Entry]) -> str:
-    """A document with its results rebuilt."""
-    return with_section(text, "results", markdown(entries))
-
-
-def update_readme(path: str | Path, entries: Sequence[Entry]) -> bool:
-    """Rewrite the results of a README from the ledger; whether anything changed."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(
-            f"no file {path}: --readme takes a Markdown file that has the markers "
-            f"{marker('results', 'begin')} and {marker('results', 'end')}"
-        )
-    old = path.read_text(encoding="utf-8")
-    new = rebuilt(old, entries)
-    if new != old:
-        write_atomically(path, new)
-    return new != old
 
 
 # ---- plain text

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from deeprnn.model.structure import dissect
+from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.plan import Job
 from deeprnn.training.loop import members_of
@@ -13,29 +14,18 @@ from deeprnn.training.recipe import Recipe
 # ---- how long
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Seconds of training, by parts."""
-
-    update: float
-    step: float
-    """of the sequence, forward and backward, for two transition layers"""
-    start: float = 0.0
-    """compiling kernels and capturing graphs"""
-    lane: float = 1.0
-    """what each further lane adds to a step, as a share of the first"""
-    member: float = 1.0
-    """what each further member adds to the population, as a share of the first"""
-
-
-COSTS = {
-    "cpu": Cost(2.0e-3, 1.2e-4),
-    "music": Cost(2.8e-4, 3.1e-6, start=6.0, lane=0.0, member=0.15),
-    "text": Cost(1.9e-3, 3.1e-6, start=6.0, lane=0.0, member=0.15),
-    "stepwise": Cost(3.0e-4, 4.5e-5, start=6.0, lane=0.0, member=0.15),
-}
-"""on a CPU's core; the others on a GPU, where stepwise models run alone and the rest in fours: fitted to
-results/bench/h200-one-seed.json, `member` to five seeds in the ledger"""
+CPU_UPDATE, CPU_STEP = 2.0e-3, 1.2e-4
+"""seconds on a CPU's core: of an update, and of a lane's step through two transition layers"""
+START = 5.0
+"""seconds until a GPU trains: building, capturing graphs, the first launches of everything"""
+UPDATE = {"music": 2.8e-4, "text": 1.8e-3}
+"""seconds of an update on a GPU beside its steps, three others at once: fitted to results/bench/h200-one-seed.json"""
+BESIDE = 1.2
+"""how much longer a step takes there than alone"""
+WORK = 6e13
+"""operations a second of the products outside the loop, as wide layers reach in results/bench/h200-layers.jsonl"""
+MEMBER = 0.15
+"""what each further member of a population adds, as a share of the first: fitted to five seeds in the ledger"""
 EPOCHS = {"jsb": 60, "nottingham": 105, "musedata": 70}
 """until patience ends them"""
 STEPS = {
@@ -62,24 +52,32 @@ def estimate(job: Job, entries: Iterable[Entry], device: str) -> None:
         job.expected, job.estimate = sum(recorded) / len(recorded), "recorded"
         return
     limit = 60 * job.recipe.stop.minutes
-    seconds = _by_formula(job.recipe, members, _cost(job, device))
+    seconds = _on_cpu(job.recipe, members) if device == "cpu" else _on_gpu(job, members)
     job.expected, job.estimate = min(seconds, limit or seconds), "estimated"
 
 
-def _cost(job: Job, device: str) -> Cost:
-    if device == "cpu":
-        return COSTS["cpu"]
-    text = job.recipe.data.name.startswith("ptb")
-    return COSTS["stepwise" if job.stepwise else "text" if text else "music"]
+def _updates(recipe: Recipe) -> float:
+    """Of an epoch."""
+    return STEPS.get(recipe.data.name, 10**6) / (recipe.data.chunk * recipe.data.lanes)
 
 
-def _by_formula(recipe: Recipe, members: int, cost: Cost) -> float:
+def _on_cpu(recipe: Recipe, members: int) -> float:
     data, model = recipe.data, recipe.model
-    updates = STEPS.get(data.name, 10**6) / (data.chunk * data.lanes)
     layers = len(model.hidden) * (1 + len(model.intermediate)) / 2
-    step = cost.step * layers * (1 + cost.lane * (data.lanes - 1))
-    epoch = updates * (cost.update + data.chunk * step) * (1 + cost.member * (members - 1))
-    return cost.start + epoch * _epochs(recipe)
+    update = CPU_UPDATE + data.chunk * data.lanes * layers * CPU_STEP
+    return members * _epochs(recipe) * _updates(recipe) * update
+
+
+def _on_gpu(job: Job, members: int) -> float:
+    recipe, spec, loop = job.recipe, model_spec(job.recipe), job.loop
+    symbols = recipe.data.chunk * recipe.data.lanes
+    update = UPDATE["text" if recipe.data.name.startswith("ptb") else "music"]
+    if spec is None or loop is None:
+        return START + _epochs(recipe) * _updates(recipe) * update
+    # A persistent kernel's plan is that of all members; the rest is as long for one as for a few.
+    update += 6 * dissect(spec).parameters * symbols / WORK
+    whole = update * (1 + MEMBER * (members - 1)) + BESIDE * recipe.data.chunk * loop.step
+    return START + _epochs(recipe) * _updates(recipe) * whole
 
 
 def _epochs(recipe: Recipe) -> int:
@@ -102,22 +100,34 @@ def _chain(job: Job, jobs: Sequence[Job]) -> float:
     return job.expected + max([0.0, *after])
 
 
+MOST_WIDE = 4
+"""models at once whose kernels take most of a card, as in results/bench/h200-one-seed.json: they wait for each other"""
+WIDE_BESIDE = 2
+"""of them beside narrow ones, whose launches wait for every one of theirs"""
+
+
 def next_job(
     waiting: Iterable[Job], running: Collection[Job], device: str, lost: Iterable[Job] = ()
 ) -> Job | None:
-    """The first job whose first stage is there and that the running ones leave its share of the device."""
+    """The first job whose first stage is there and that the running ones leave its share of the device.
+
+    On a GPU narrow models come first: several fit side by side, and a wide one beside them slows them all.
+    """
     waiting = list(waiting)
     absent = {id(job) for job in (*waiting, *running, *lost)}
-    for job in waiting:
-        if (job.needs is None or id(job.needs) not in absent) and _bears(job, running, device):
-            return job
-    return None
-
-
-def _bears(job: Job, running: Collection[Job], device: str) -> bool:
+    ready = [job for job in waiting if job.needs is None or id(job.needs) not in absent]
     if not device.startswith("cuda"):
-        return True
-    return not running or not any(j.stepwise for j in (job, *running))
+        return next(iter(ready), None)
+    ready.sort(key=lambda job: (job.alone, job.wide))
+    return next((job for job in ready if _bears(job, running)), None)
+
+
+def _bears(job: Job, running: Collection[Job]) -> bool:
+    if any(j.alone for j in (job, *running)):
+        return not running
+    wide = sum(j.wide for j in running)
+    most = MOST_WIDE if wide == len(running) else WIDE_BESIDE
+    return not job.wide or wide < most
 
 
 def makespan(jobs: Sequence[Job], workers: int, device: str) -> float:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from deeprnn.data.batching import Batch, Plan
+from deeprnn.data.plan import Batch, Plan, bit_places, unpack
 from deeprnn.training.updater import Updater
 
 WARM_UP = 3
@@ -60,36 +60,49 @@ def on_own_stream(device: torch.device | str) -> Iterator[None]:
 
 
 class DevicePlan:
-    """One plan in static buffers, so that graphs keep reading valid addresses from epoch to epoch."""
+    """One plan in static buffers, so that graphs keep reading valid addresses from epoch to epoch.
+
+    What `Plan` makes of its rows batch by batch is made here once an epoch, so that a batch is few launches: at small
+    batch sizes an update's time is the number of its kernels.
+    """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.pitches = plan.pitches
-        self.table = plan.table.to(device)
+        self.loaded: Plan | None = None
+        self.table = (plan.table if plan.pitches else plan.table.long()).to(device)
         room = plan.rows.shape[0] + 4 * max(plan.lengths)  # lanes end differently in another order
-        self.rows = torch.zeros(room, plan.lanes, dtype=plan.rows.dtype, device=device)
-        self.mask = torch.zeros(room, plan.lanes, dtype=torch.bool, device=device)
-        self.reset = torch.zeros(room, plan.lanes, dtype=torch.bool, device=device)
+        self.index = torch.zeros(
+            2, room, plan.lanes, dtype=torch.int32, device=device
+        )  # rows of input and target
+        self.marks = torch.zeros(2, room, plan.lanes, dtype=torch.bool, device=device)  # mask, reset
         self.starts = torch.zeros(len(plan) + 64, dtype=torch.int64, device=device)
+        self.steps = torch.arange(max(plan.lengths), device=device)
+        self.shifts = bit_places(device)
         self.load(plan)
 
     def fits(self, plan: Plan) -> bool:
         """Whether another epoch's plan fits the buffers."""
-        return plan.rows.shape[0] <= len(self.rows) and len(plan) <= len(self.starts)
+        return plan.rows.shape[0] <= self.index.shape[1] and len(plan) <= len(self.starts)
 
     def load(self, plan: Plan) -> None:
         """Take an epoch's order, and its table: songs may stand in other keys than before."""
+        if plan is self.loaded:  # a text's, which is the same in every epoch
+            return
+        self.loaded = plan
         self.table.copy_(plan.table, non_blocking=True)
-        steps = plan.rows.shape[0]
-        for name in ("rows", "mask", "reset"):
-            getattr(self, name)[:steps].copy_(getattr(plan, name), non_blocking=True)
+        rows = plan.rows.to(torch.int32)
+        index = torch.stack([plan.inputs(rows, plan.reset), rows])
+        self.index[:, : len(rows)].copy_(index, non_blocking=True)
+        self.marks[:, : len(rows)].copy_(torch.stack([plan.mask, plan.reset]), non_blocking=True)
         self.starts[: len(plan)].copy_(torch.tensor(plan.starts), non_blocking=True)
 
     def batch(self, cursor: Tensor, length: int) -> Batch:
-        """The batch at the cursor, gathered on the device."""
-        steps = self.starts.index_select(0, cursor.view(1)) + torch.arange(length, device=cursor.device)
-        rows, mask, reset = self.rows[steps], self.mask[steps], self.reset[steps]
-        view = Plan(self.table, rows, mask, reset, (0,), (length,), self.pitches)
-        return view[0]
+        """The batch at the cursor, gathered on the device: as `plan[i]` has it."""
+        steps = self.starts.index_select(0, cursor.view(1)) + self.steps[:length]
+        mask, reset = self.marks.index_select(1, steps)
+        found = self.table[self.index.index_select(1, steps)]  # (2, length, B, ...)
+        x, y = unpack(found, self.pitches, self.shifts) if self.pitches else found
+        return Batch(x, y, mask, reset)
 
 
 class GraphEngine:

@@ -104,6 +104,30 @@ def take_step(
         _launch("take_step", parameters.device, blocks, members, [*arguments, _long(size)])
 
 
+SUMS = ("nats", "count", "norm", "clipped", "updates")
+"""rows of an epoch's sums, in the order of `Row` in update.cu"""
+
+
+def account(
+    norm: Tensor, nats: Tensor, count: Tensor, clip: Tensor, update: Tensor, sums: Tensor, bad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Clip, judge and count P members' gradients in one launch: the factor that is left (P,), and which are finite.
+
+    norm, nats, clip: (P,) float32; count: int64, one or (P,); sums: (5, P) float64 and bad: (P,) int64, both changed.
+    `Updater._judge` says the same in torch operations.
+    """
+    norm, nats, clip = norm.float(), nats.float().contiguous(), clip.contiguous()
+    count = count.to(torch.int64).contiguous()
+    members = len(norm)
+    factor = torch.empty_like(norm)
+    good = torch.empty(members, dtype=torch.bool, device=norm.device)
+    pointers = [norm, nats, count, clip, update, factor, good, sums, bad]
+    sizes = [members, sums.stride(0), int(count.dim() > 0)]
+    arguments: list = [_pointer(x.data_ptr()) for x in pointers]
+    _launch("account", norm.device, -(-members // 256), 1, arguments + [_long(n) for n in sizes])
+    return factor, good
+
+
 # ---- the same in plain torch
 
 

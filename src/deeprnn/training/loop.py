@@ -136,6 +136,7 @@ class Trainer:
         self.spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
         self.model = build(self.spec, recipe.init, seed=0).to(self.device).requires_grad_(False)
         self.layout = Layout.of(self.model)
+        self._text: Plan | None = None
         self.remarks: list[str] = []  # what a person may want to know of its start
         parameters, multipliers = self._start(pretrained)
         self.epoch, self.index, self.seconds = 1, 0, 0.0
@@ -195,9 +196,12 @@ class Trainer:
             plan = music_chunks(
                 songs, chunk=part.chunk, lanes=part.lanes, seed=seed, epoch=epoch, lengths=lengths
             )
-        else:
-            plan = text_chunks(self.data.splits["train"], chunk=part.chunk, lanes=part.lanes, lengths=lengths)
-        return plan.of_lanes(self.ranks.share(part.lanes))
+            return plan.of_lanes(self.ranks.share(part.lanes))
+        if self._text is None:  # a text has one order, whatever the member and the epoch
+            ids = self.data.splits["train"]
+            plan = text_chunks(ids, chunk=part.chunk, lanes=part.lanes, lengths=lengths)
+            self._text = plan.of_lanes(self.ranks.share(part.lanes))
+        return self._text
 
     def plans(self, epoch: int) -> list[Plan]:
         """One plan for all members, or one for each."""

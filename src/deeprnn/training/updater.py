@@ -27,6 +27,7 @@ from deeprnn.training import noise
 from deeprnn.training.commutative import commutativity, levels_with_two_orders
 from deeprnn.training.dropconnect import DropConnect
 from deeprnn.training.flat import Layout
+from deeprnn.training.fused import SUMS, account
 from deeprnn.training.optimiser import Optimiser, clip_scale, thresholds
 from deeprnn.training.ranks import Ranks
 from deeprnn.training.recipe import Recipe
@@ -130,8 +131,9 @@ class Updater:
             h.detach().to(parameters).expand(P, *h.shape).clone() for h in model.initial_state(own)
         )
         self.tau = torch.zeros((), dtype=torch.int64, device=device)
-        kinds = ("nats", "count", "norm", "clipped", "updates")
-        self.sums = {k: torch.zeros(P, dtype=torch.float64, device=device) for k in kinds}
+        self.totals = torch.zeros(len(SUMS), P, dtype=torch.float64, device=device)
+        self.sums = dict(zip(SUMS, self.totals, strict=True))
+        self.zero = parameters.new_zeros(())  # a number in its place would be a launch of its own
         self.bad = torch.full((P,), -1, dtype=torch.int64, device=device)
         self.average = parameters.clone() if recipe.optimiser.average != "none" else None
         self.averaged = torch.zeros((), dtype=torch.float64, device=device)
@@ -189,21 +191,20 @@ class Updater:
             if not self.ranks.alone:
                 nats, count = self._sum_over_ranks(message, nats, count)
             norm = torch.linalg.vector_norm(gradient, dim=1)
-            good = torch.isfinite(norm) & torch.isfinite(nats)
-            scale = clip_scale(norm, self.clip[rows])
             if self.fused:
                 average = None if self.average is None else (self.average[rows], self._average_weight())
-                factor = torch.where(good, scale, 0.0)
+                sums, bad = self.totals[:, rows], self.bad[rows]
+                factor, good = account(norm, nats, count, self.clip[rows], self.tau, sums, bad)
                 self.optimiser.fused_step(rows, parameters, gradient, factor, rate, self.tau, average)
             else:
+                good, scale = self._judge(rows, nats, count, norm)
                 gradient.mul_(scale[:, None])
                 # On the CPU asking is cheaper than filling.
                 if self.device.type != "cpu" or not bool(good.all()):
                     gradient.masked_fill_(~good[:, None], 0.0)
                 self.optimiser.step(rows, parameters, gradient, rate, self.tau)
             for carried, h in zip(self.state, state, strict=True):
-                carried[rows] = torch.where(good[:, None, None], h.detach(), 0.0)
-            self._account(rows, nats, count, norm, scale, good)
+                carried[rows] = torch.where(good[:, None, None], h.detach(), self.zero.to(h.dtype))
 
     def _sum_over_ranks(self, message: Message, nats: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Nats and count of all lanes; the message's gradient becomes that of their quotient."""
@@ -230,21 +231,16 @@ class Updater:
     def _call(self, named: dict[str, Tensor], batch: Batch, state: State, masks: Any) -> tuple[Tensor, State]:
         return functional_call(self.scored, named, (Batch(*batch), state, masks))
 
-    def _account(
-        self, rows: slice, nats: Tensor, count: Tensor, norm: Tensor, scale: Tensor, good: Tensor
-    ) -> None:
-        """Sums for the epoch's line, and the first update that was not finite."""
-        for name, value in (
-            ("nats", nats),
-            ("count", count.expand_as(nats)),
-            ("norm", norm),
-            ("clipped", scale < 1),
-            ("updates", good),
-        ):
-            value = torch.where(good, value, 0)
-            self.sums[name][rows] += value
+    def _judge(self, rows: slice, nats: Tensor, count: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """Which gradients are finite and what clipping leaves of them; the epoch's sums, and the first that was not."""
+        good = torch.isfinite(norm) & torch.isfinite(nats)
+        scale = clip_scale(norm, self.clip[rows])
+        values = (nats, count.expand_as(nats), norm, scale < 1, good)  # as SUMS names them
+        for total, value in zip(self.totals, values, strict=True):
+            total[rows] += torch.where(good, value, 0)
         bad = self.bad[rows]
         bad.copy_(torch.where((bad < 0) & ~good, self.tau, bad))
+        return good, scale
 
     def _average_weight(self) -> Tensor:
         """What the newest parameters count for in the average."""
@@ -268,10 +264,9 @@ class Updater:
 
     def take_sums(self) -> list[dict[str, float]]:
         """The epoch's sums of each member, which start again from zero."""
-        values = {k: v.tolist() for k, v in self.sums.items()}
-        for total in self.sums.values():
-            total.zero_()
-        return [{k: v[p] for k, v in values.items()} for p in range(len(self.bad))]
+        values = self.totals.T.tolist()
+        self.totals.zero_()
+        return [dict(zip(SUMS, own, strict=True)) for own in values]
 
     def whole_tensors(self) -> dict[str, Tensor]:
         """Everything that must survive, by name, with the carried states of all ranks' lanes."""

@@ -86,13 +86,14 @@ def continuation(loaded: Loaded, fields: Fields, limits: Limits) -> Iterator[dic
     length = fields.whole("length", 1, limits.new_frames, 64)
     if len(frames) + length > limits.frames:
         raise Refusal(422, f"{len(frames)} frames and {length} more exceed the roll's {limits.frames:,}")
+    most = loaded.most_notes or 0  # as `deeprnn generate`: no more at once than where the model learnt
     steps = stream_music(
         loaded.model,
         length=length,
         seed=fields.whole("seed", 0, 2**53, 0),
         temperature=fields.number("temperature", 0.0, 4.0, 1.0),
         primer=to_roll(frames, loaded.keys),
-        max_notes=fields.whole("max_notes", 1, 128, 128),
+        max_notes=fields.whole("max_notes", 1, 128, min(most, 128) or 128),
     )
     return _chunks(steps)
 

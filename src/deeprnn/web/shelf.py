@@ -48,6 +48,7 @@ class Loaded:
         self.grid: Grid | None = None if text else run.grid
         if self.grid is not None and self.grid.size != spec.input_size:
             raise UserError(f"its grid has {self.grid.size} keys but its model takes {spec.input_size}")
+        self.most_notes: int | None = run.info["data"].get("most_notes")
         self.model: SequenceModel = run.model()
         if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             raise UserError("some of its parameters are not finite numbers")

@@ -123,7 +123,11 @@ class Staging:
     # ---- from stage to stage
 
     def _carry(self, slot: Slot) -> None:
-        """Make the fewest values of earlier stages that this one needs outputs of theirs."""
+        """Make the fewest values that this stage needs outputs of earlier ones, where there are such stages.
+
+        A stage made for them alone would give no product, which a persistent kernel has no place for: the gates of an
+        LSTM whose candidate is the end of a deep transition are sums of the candidate's stage.
+        """
         ready = {
             e: leaf("ready", k) for k, (e, own) in enumerate(self.where.items()) if own.level < slot.level
         }
@@ -134,7 +138,9 @@ class Staging:
             return e.op == "sum" and 0 < self.sum_level(self.sums[e.value[0]]) < slot.level  # type: ignore[index]
 
         for e in minimal_cut(roots, earlier, lambda e: self._level_apart(e) < slot.level):
-            self._place(replace(e, back), slot.size)
+            value = replace(e, back)
+            if Slot(max(1, self.level(value)), slot.size) in self.slots:
+                self._place(value, slot.size)
 
     def _level_apart(self, e: Expression) -> int:
         """The level of an expression in which what is ready counts for nothing."""

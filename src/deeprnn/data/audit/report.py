@@ -103,10 +103,24 @@ class Audit:
             m.piece for c in self.comparisons if (c.split, c.other) == (split, against) for m in c.matches
         ]
 
-    def clean(self, split: str, against: str = "train") -> np.ndarray:
-        """Which frames or symbols of a split belong to no near-duplicate: (symbols,) bool."""
+    def same_melody(self, split: str, against: str = "train") -> list[int]:
+        """The songs of a split that are near-duplicates of one in another by all their notes, or the highest alone."""
+        found = [
+            m.piece
+            for c in self.comparisons
+            if (c.split, c.other) == (split, against)
+            for m in (*c.matches, *c.melodies)
+        ]
+        return sorted(set(found))
+
+    def clean(self, split: str, against: str = "train", melodies: bool = False) -> np.ndarray:
+        """Which frames or symbols of a split belong to no near-duplicate: (symbols,) bool.
+
+        With `melodies` also to no song whose highest notes have one.
+        """
         keep = np.ones(self.sizes[split], bool)
-        for start, stop in self.spans[split][self.flagged(split, against)]:
+        found = self.same_melody(split, against) if melodies else self.flagged(split, against)
+        for start, stop in self.spans[split][found]:
             keep[start:stop] = False
         return keep
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.reproduction import statistics
+from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.identity import identity
-from deeprnn.reproduction.plan import Job, Plan, find_member, member_recipes
+from deeprnn.reproduction.kernels import loop_of
+from deeprnn.reproduction.plan import Job, Plan, finished_members, member_recipes
 from deeprnn.reproduction.study.plan_file import RATE, Contender, Study, Trial, member_key, members
 from deeprnn.training.recipe import Recipe, override
 
@@ -55,7 +57,7 @@ class Planner:
     """Collects jobs, each population once, each after the first stage that it needs."""
 
     def __init__(self, study: Study, runs: Runs, root: Path) -> None:
-        self.study, self.runs, self.root = study, runs, root
+        self.study, self.runs, self.trained = study, runs, finished_members(root)
         self.plan = Plan()
         self.known: dict[Recipe, Job] = {}
 
@@ -80,7 +82,7 @@ class Planner:
 
     def _untrained(self, stage: Recipe) -> bool:
         known = member_key(stage) in self.known
-        return not known and find_member(self.root, identity(stage), stage.seeds[0]) is None
+        return not known and (identity(stage), stage.seeds[0]) not in self.trained
 
     def _populations(self, name: str, left: Sequence[tuple[Recipe, Recipe | None]], why: str) -> None:
         """Members that train in lockstep as one job: seeds and rates, where order and first stages allow it."""
@@ -112,8 +114,18 @@ class Planner:
 
 
 def _packs(recipe: Recipe) -> bool:
-    """Whether members may train in lockstep: with lanes and an order each, their epochs differ in length."""
-    return recipe.data.order == "shared" or recipe.data.lanes == 1
+    """Whether members train in lockstep.
+
+    With lanes and an order each, their epochs differ in length; and what takes most of a GPU by itself, as wide models
+    do, takes longer in twos than one after the other.
+    """
+    if recipe.data.order != "shared" and recipe.data.lanes > 1:
+        return False
+    spec = model_spec(recipe)
+    if spec is None:
+        return True
+    one, two = (loop_of(spec, recipe.data.lanes, members) for members in (1, 2))
+    return two.small_kernels is None and two.step < 2 * one.step
 
 
 def _group(recipe: Recipe, stage: Recipe | None) -> Any:
@@ -125,17 +137,17 @@ def _group(recipe: Recipe, stage: Recipe | None) -> Any:
 
 
 def study_plan(
-    study: Study, runs: Runs, root: Path, data: tuple[str, ...] = (), ahead: bool = False
+    study: Study, runs: Runs, root: Path, only: Sequence[str] = (), ahead: bool = False
 ) -> tuple[Plan, int]:
     """The jobs that can be run now, and how many contenders are not chosen yet.
 
-    `ahead` also takes the seeds of those, with the first trial's settings.
+    `only` names a slice (`Study.entrants`). `ahead` also takes the seeds of those, with the first trial's settings.
     """
     planner = Planner(study, runs, root)
     waiting = 0
-    for contender, name in study.entrants(data):
+    for contender, name in study.entrants(only):
         planner.search(contender, name)
-    for contender, name in study.entrants(data):
+    for contender, name in study.entrants(only):
         found = chosen(study, contender, name, runs)
         if found is None:
             waiting += 1

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from deeprnn.errors import UserError, nearest
+from deeprnn.reproduction.identity import identity
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import Recipe, SavePart, load_recipe, override
 from deeprnn.training.recipe.toml import read_toml
@@ -60,6 +62,22 @@ class Contender:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """What a family shall reach on a data set, and what others have."""
+
+    family: str
+    data: str
+    known: str
+    """the best known numbers, with their names"""
+    goal: tuple[float, ...]
+    """test results to reach, the easiest first"""
+    title: str = ""
+    """of its row; the data set's name where there is none"""
+    dynamic: bool = False
+    """scored by dynamic evaluation, with a rate that validation chose (`study.dynamic`)"""
+
+
+@dataclass(frozen=True)
 class Study:
     """The whole plan."""
 
@@ -76,29 +94,51 @@ class Study:
     contenders: tuple[Contender, ...]
     pairs: tuple[tuple[str, str], ...] = ()
     """further comparisons, each a tested contender and a control: family/name"""
+    goals: tuple[Goal, ...] = ()
 
     def family(self, contender: Contender) -> Family:
         """The family of a contender."""
         return next(f for f in self.families if f.name == contender.family)
 
-    def entrants(self, data: tuple[str, ...] = ()) -> Iterator[tuple[Contender, str]]:
-        """Every contender on every data set of its family."""
-        for contender in self.contenders:
-            for name in self.family(contender).data:
-                if not data or name in data:
-                    yield contender, name
+    def entrants(self, only: Sequence[str] = ()) -> list[tuple[Contender, str]]:
+        """Every contender on every data set of its family, or those that `only` names.
+
+        A word is a data set (jsb), a family (nade), or parts of family/data/contender with patterns (nade/jsb).
+        """
+        out = [(c, data) for c in self.contenders for data in self.family(c).data]
+        for word in only:
+            if not any(_is_named(c, data, word) for c, data in out):
+                known = [*dict.fromkeys(data for _, data in out), *(f.name for f in self.families)]
+                near = nearest(word.partition("/")[0], known)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise UserError(
+                    f"--only {word!r} names nothing of the study {self.name}{hint}: use {', '.join(known)}, "
+                    "family/data or family/data/contender"
+                )
+        return [(c, data) for c, data in out if not only or any(_is_named(c, data, w) for w in only)]
 
     @property
     def digest(self) -> str:
-        """Of the file and of every recipe that it comes to: a change of either is another study."""
+        """Of the file and of every recipe that it comes to: a change of either is another study.
+
+        Recipes count by their identity, which a new field with a default leaves as it is.
+        """
         recipes = [
-            (recipe.to_dict(), stage and stage.to_dict())
+            identity(*recipes_of(self, contender, data, trial))
             for contender, data in self.entrants()
             for trial in self.family(contender).trials
-            for recipe, stage in [recipes_of(self, contender, data, trial)]
         ]
-        told = json.dumps(recipes, sort_keys=True).encode()
-        return hashlib.sha256(self.path.read_bytes() + told).hexdigest()
+        return hashlib.sha256(self.path.read_bytes() + json.dumps(recipes).encode()).hexdigest()
+
+
+def _is_named(contender: Contender, data: str, word: str) -> bool:
+    parts = (contender.family, data, contender.name)
+    if word in (data, contender.family):
+        return True
+    words = word.split("/")
+    return 1 < len(words) <= len(parts) and all(
+        fnmatch.fnmatchcase(part, w) for part, w in zip(parts, words, strict=False)
+    )
 
 
 def members(
@@ -181,8 +221,8 @@ def read_study(name_or_path: str) -> Study:
 def _study(path: Path, raw: Mapping[str, Any]) -> Study:
     _known(
         raw,
-        {f.name for f in fields(Study)} - {"name", "path", "contenders", "families"}
-        | {"family", "contender"},
+        {f.name for f in fields(Study)} - {"name", "path", "contenders", "families", "goals"}
+        | {"family", "contender", "goal"},
     )
     families = tuple(
         Family(
@@ -210,6 +250,7 @@ def _study(path: Path, raw: Mapping[str, Any]) -> Study:
     for name in (n for pair in pairs for n in pair):
         if name not in names:
             raise UserError(f"pairs: no contender is named {name!r}")
+    goals = tuple(_goal(g, families) for g in raw.get("goal", ()))
     seeds, search = tuple(raw["seeds"]), tuple(raw.get("search_seeds", (1,)))
     if set(seeds) & set(search):
         raise UserError(
@@ -217,7 +258,15 @@ def _study(path: Path, raw: Mapping[str, Any]) -> Study:
         )
     level = float(raw.get("level", 0.05))
     return Study(path.stem, path, raw["question"], raw["tested"], raw["control"], search, seeds, level, families,
-                 tuple(contenders), pairs)  # fmt: skip
+                 tuple(contenders), pairs, goals)  # fmt: skip
+
+
+def _goal(raw: Mapping[str, Any], families: Sequence[Family]) -> Goal:
+    _known(raw, {f.name for f in fields(Goal)})
+    goal = Goal(**{**raw, "goal": tuple(raw["goal"])})
+    if goal.data not in [data for f in families if f.name == goal.family for data in f.data]:
+        raise UserError(f"goal: there is no family {goal.family!r} with data {goal.data!r}")
+    return goal
 
 
 def _known(table: Mapping[str, Any], names: set[str]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Say
 from deeprnn.reproduction.plan import Job, member_recipes
 from deeprnn.reproduction.run import Outcome, Settings, minutes, run_plan
+from deeprnn.reproduction.study.dynamic import score_dynamic
 from deeprnn.reproduction.study.jobs import Runs, study_plan
 from deeprnn.reproduction.study.plan_file import Study
 from deeprnn.reproduction.times import estimate, makespan, ordered
@@ -93,15 +94,8 @@ def describe_study(study: Study, settings: Settings, ledger: Path) -> str:
     )
     if not plan.jobs:
         return "\n".join([*lines, "nothing is left to run"])
-    sums: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for job in plan.jobs:
-        phase = "seeds" if job.why.endswith("seeds") else "search"
-        sums[job.recipe.data.name, phase].append(job.expected)
-    lines.append(f"left on {settings.device} (estimated; one after another):")
-    lines += [
-        f"  {d:<12} {p:<7} {len(s):>4} populations  {minutes(sum(s)):>8}"
-        for (d, p), s in sorted(sums.items())
-    ]
+    lines.append(f"left on {settings.device} (estimated; one after another, the shortest row first):")
+    lines += _rows_left(study, runs, settings)
     whole = makespan(ordered(plan.jobs), settings.jobs, settings.device)
     lines.append(f"in all {minutes(whole)} with {settings.jobs} at once")
     if undecided:
@@ -111,10 +105,40 @@ def describe_study(study: Study, settings: Settings, ledger: Path) -> str:
     return "\n".join(lines)
 
 
-def run_study(study: Study, settings: Settings, ledger: Path, say: Say = print) -> Outcome:
-    """Run what is left, search before seeds, until nothing is or the time is over."""
+def _rows_left(study: Study, runs: Runs, settings: Settings) -> list[str]:
+    """A line for each family and data set; a first stage that two of them share counts in both."""
+    rows = dict.fromkeys((c.family, data) for c, data in study.entrants(settings.only))
+    named = {(c.family, data, c.name) for c, data in study.entrants(settings.only)}
+    found = []
+    for family, data in rows:
+        only = [f"{f}/{d}/{name}" for f, d, name in named if (f, d) == (family, data)]
+        jobs = study_plan(study, runs, settings.root, only, ahead=True)[0].jobs
+        for job in jobs:
+            estimate(job, [], settings.device.partition(":")[0])
+        phases = {"search": [0, 0.0], "seeds": [0, 0.0]}
+        for job in jobs:
+            phase = phases["seeds" if job.why.endswith("seeds") else "search"]
+            phase[0], phase[1] = phase[0] + 1, phase[1] + job.expected
+        told = ", ".join(f"{name} {count} populations {minutes(s)}" for name, (count, s) in phases.items())
+        found.append((sum(s for _, s in phases.values()), f"{family}/{data}", told))
+    width = max(len(name) for _, name, _ in found)
+    return [f"  {name:<{width}}  {minutes(whole):>8}: {told}" for whole, name, told in sorted(found)]
+
+
+def run_study(
+    study: Study,
+    settings: Settings,
+    ledger: Path,
+    say: Say = print,
+    entered: Callable[[], None] = lambda: None,
+    total: Outcome | None = None,
+) -> Outcome:
+    """Run what is left, search before seeds, until nothing is or the time is over.
+
+    `entered` is called after every job; `total` is filled in for who wants to look at it meanwhile.
+    """
     settings = replace(settings, ledger=ledger / ENTRIES, record_cut_off=False)
-    total = Outcome()
+    total, began_at = Outcome() if total is None else total, time.monotonic()
     with lock(ledger):
         check_plan(study, ledger)
         if not (ledger / STARTED).exists():
@@ -125,6 +149,9 @@ def run_study(study: Study, settings: Settings, ledger: Path, say: Say = print) 
             plan, _ = study_plan(study, read_runs(ledger), settings.root, settings.only)
             plan.jobs = [job for job in plan.jobs if job.name not in total.failed]
             if not plan.jobs:
+                score_dynamic(
+                    study, read_runs(ledger), settings, ledger, say, lambda: _over(settings, began_at)
+                )
                 return total
             for job in plan.jobs:
                 estimate(job, [], settings.device.partition(":")[0])
@@ -132,7 +159,12 @@ def run_study(study: Study, settings: Settings, ledger: Path, say: Say = print) 
             for name in {job.recipe.data.name for job in plan.jobs} & set(sources.SOURCES):
                 sources.find(name)  # missing data is an error now, not after an hour
             say(f"{len(plan.jobs)} populations can be run now")
-            outcome = run_plan(plan, settings, say)
+            since = time.monotonic() - began_at
+            outcome = run_plan(plan, _with_time_left(settings, began_at), say, entered)
+            total.spans += [
+                s._replace(start=round(s.start + since, 1), end=round(s.end + since, 1))
+                for s in outcome.spans
+            ]
             _note_diverged(
                 [job for job in plan.jobs if job.name in (*outcome.finished, *outcome.diverged)],
                 settings,
@@ -144,6 +176,17 @@ def run_study(study: Study, settings: Settings, ledger: Path, say: Say = print) 
             if outcome.signal or outcome.over:
                 total.unfinished, total.signal, total.over = outcome.unfinished, outcome.signal, outcome.over
                 return total
+
+
+def _over(settings: Settings, began: float) -> bool:
+    return settings.budget is not None and time.monotonic() - began >= 60 * settings.budget
+
+
+def _with_time_left(settings: Settings, began: float) -> Settings:
+    """Seeds follow a search within one budget."""
+    if settings.budget is None:
+        return settings
+    return replace(settings, budget=max(1e-9, settings.budget - (time.monotonic() - began) / 60))
 
 
 def _has_ended(job: Job, runs: Runs) -> bool:

@@ -77,3 +77,28 @@ extern "C" __global__ void __launch_bounds__(256)
     if (average) average[at] = fmaf(share, p - average[at], average[at]);
   }
 }
+
+// One thread a member: whether its update may be applied, what clipping leaves of the gradient, and the epoch's sums.
+// `count` has one number for all members, or each its own (`counts` is 1 then); `bad` keeps the first lost update.
+enum Row { NATS = 0, COUNT = 1, NORM = 2, CLIPPED = 3, UPDATES = 4 };
+extern "C" __global__ void __launch_bounds__(256)
+    account(const float* norm, const float* nats, const i64* count, const float* clip, const i64* update, float* factor,
+            u8* good, double* sums, i64* bad, i64 members, i64 stride, i64 counts) {
+  i64 member = (i64)blockIdx.x * 256 + threadIdx.x;
+  if (member >= members) return;
+  float length = norm[member], cost = nats[member], limit = clip[member];
+  bool fine = fabsf(length) <= END && fabsf(cost) <= END;  // false for NaN, too
+  float scale = limit <= END ? fminf(1.0f / length * limit, 1.0f) : 1.0f;
+  good[member] = fine;
+  factor[member] = fine ? scale : 0.0f;
+  if (fine) {
+    double* own = sums + member;
+    own[NATS * stride] += cost;
+    own[COUNT * stride] += (double)count[member * counts];
+    own[NORM * stride] += length;
+    own[CLIPPED * stride] += scale < 1.0f;
+    own[UPDATES * stride] += 1.0;
+  } else if (bad[member] < 0) {
+    bad[member] = *update;
+  }
+}

@@ -84,4 +84,7 @@ export function ago(stamp) {
   return "just now";
 }
 
+/** Names of things that stand side by side, and so how many may. */
+export const LETTERS = "ABCD";
+
 export const UNITS = { "nats/frame": "nats per frame", bpc: "bits per character", perplexity: "perplexity" };

@@ -34,6 +34,7 @@ export class Roll {
     this.next = null;
     this.expect = true;
     this.playhead = null;
+    this.beside = [];  // rolls that one compares with this: all show the same keys
     this.cursor = { t: 0, k: Math.min(60 - this.low, keys - 1) };
     this.cell = this.narrow = Math.max(8, Math.round(26 / this.perBeat));
     this.canvas = h("canvas", { class: "roll-canvas", tabindex: "0", role: "application", "aria-roledescription": "piano roll",
@@ -79,9 +80,12 @@ export class Roll {
     this.draw();
   }
 
-  /** The keys shown: what sounds, and at least four octaves to draw in, or two to look at. */
+  /** Pitches of all notes. */
+  pitches() { return this.frames.flatMap((frame) => [...frame]).map((key) => key + this.low); }
+
+  /** The keys shown: what sounds, here or in rolls beside this one, and at least four octaves to draw in, or two to look at. */
   compass() {
-    const sounding = this.frames.flatMap((frame) => [...frame]).map((key) => key + this.low);
+    const sounding = [this, ...this.beside].flatMap((roll) => roll.pitches());
     const [bottom, top] = [this.low, this.low + this.keys - 1];
     let low = sounding.reduce((a, b) => Math.min(a, b), 127) - 2;
     let high = sounding.reduce((a, b) => Math.max(a, b), 0) + 2;
@@ -103,6 +107,11 @@ export class Roll {
   }
 
   draw() {
+    this.refresh();
+    this.beside.forEach((roll) => roll.refresh());  // a note may have changed the keys they show
+  }
+
+  refresh() {
     if (this.queued) return;
     this.queued = true;
     requestAnimationFrame(() => { this.queued = false; this.paint(); });

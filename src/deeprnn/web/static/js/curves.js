@@ -1,11 +1,11 @@
-// Learning curves of one run or two, live where a run is in progress.
+// Learning curves of one run or several, live where a run is in progress.
 
 import { get } from "./api.js";
-import { h, UNITS } from "../parts/dom.js";
+import { h, LETTERS, UNITS } from "../parts/dom.js";
 import { lineChart, points } from "../parts/chart.js";
 
 export async function learning(runs, tell = () => {}) {
-  const two = runs.length > 1;
+  const several = runs.length > 1;
   const loss = lineChart({ height: 290, label: "Learning curve", y: UNITS[runs[0].metric] || runs[0].metric });
   const rate = lineChart({ height: 150, label: "Learning rate", wide: true });
   const norm = lineChart({ height: 150, label: "Gradient norm", wide: true });
@@ -21,13 +21,13 @@ export async function learning(runs, tell = () => {}) {
   }
 
   function draw() {
-    const series = two
-      ? rows.map((r, i) => ({ name: `${"AB"[i]} validation`, class: `m${i}`, points: points(r, "valid"), mark: true }))
+    const series = several
+      ? rows.map((r, i) => ({ name: `${LETTERS[i]} validation`, class: `m${i}`, points: points(r, "valid"), mark: true }))
       : [{ name: "training", class: "train", points: points(rows[0], "train") },
         { name: "validation", class: "valid", points: points(rows[0], "valid"), mark: true },
         ...(now[0].length ? [{ name: "training, this epoch", class: "train now", points: current(0, "train"), whole: true }] : [])];
     loss.update(series, Number.isFinite(paper) ? [{ name: "paper, test", value: paper, class: "paper" }] : []);
-    const small = (key) => rows.map((r, i) => ({ name: two ? "AB"[i] : key.replace("_", " "), class: two ? `m${i}` : "train", points: [...points(r, key), ...points(now[i], key)] }));
+    const small = (key) => rows.map((r, i) => ({ name: several ? LETTERS[i] : key.replace("_", " "), class: several ? `m${i}` : "train", points: [...points(r, key), ...points(now[i], key)] }));
     rate.update(small("rate"));
     norm.update(small("grad_norm"));
   }

@@ -45,7 +45,7 @@ async function route() {
   let made;
   try {
     if (parts[0] === "run" && parts[1]) made = await runView(store, parts[1]);
-    else if (parts[0] === "compare" && parts[2]) made = await compareView(store, parts[1], parts[2]);
+    else if (parts[0] === "compare" && parts[2]) made = await compareView(store, parts.slice(1));
     else made = homeView(store);
   } catch (error) {
     made = { el: failure(error.message) };

@@ -1,8 +1,8 @@
-// The playground of a music run, or of two: draw, drop, continue, play, take home.
+// The playground of a music run, or of several: draw, drop, continue, play, take home.
 
 import { file, lines, post, upload } from "./api.js";
 import { button, seedField, slider, whole } from "./controls.js";
-import { h, save, toast, number } from "../parts/dom.js";
+import { h, save, toast, number, LETTERS } from "../parts/dom.js";
 import { cells, regrid, sameGrid } from "./grid.js";
 import { canListen, Keyboard } from "./keyboard.js";
 import { CHORDS, PRIMERS } from "./primers.js";
@@ -13,9 +13,11 @@ import { Player } from "../parts/synth.js";
 const GLOW_OF_CHORDS = "The glow is each note's probability given the notes below it in the same chord, as chords are drawn; the strip under “next” is the mean over 64 drawn chords.";
 
 export function musicBench(runs) {
-  const two = runs.length > 1;
+  const several = runs.length > 1;
+  const goOn = several ? `Continue ${runs.length === 2 ? "both" : "all"}` : "Continue";
   const player = new Player();
   const voices = runs.map((run, i) => voice(run, i));
+  if (several) voices.forEach((v) => { v.roll.beside = voices.filter((o) => o !== v).map((o) => o.roll); });
   const alike = voices.every((v) => sameGrid(v.roll, voices[0].roll));
   let job = null;
   let mirroring = false;
@@ -27,14 +29,14 @@ export function musicBench(runs) {
   const most = Math.floor(1024 / Math.max(...voices.map(perUnit)));
   const length = whole(alike ? "Frames" : "Beats", { min: 1, max: most, value: alike ? Math.min(256, 48 * voices[0].roll.perBeat) : Math.min(48, most), id: "length" });
   const seed = seedField();
-  const go = button(two ? "Continue both" : "Continue", proceed, { class: "button primary", id: "continue" });
+  const go = button(goOn, proceed, { class: "button primary", id: "continue" });
   const expect = h("input", { type: "checkbox", checked: true, id: "expect", onchange: () => voices.forEach((v) => { v.roll.expect = expect.checked; v.roll.draw(); }) });
   const pick = h("input", { type: "file", accept: ".mid,.midi,audio/midi", class: "visually-hidden", id: "midi", onchange: () => { if (pick.files[0]) drop(pick.files[0]); pick.value = ""; } });
   const own = runs.flatMap((run, i) => (run.openings || []).map((o) => ({ ...o, i })));
   const option = (value, text) => h("option", { value, text });
   const starts = h("select", { id: "start", "aria-label": "Begin with", onchange: () => { beginWith(starts.value); starts.value = ""; } },
     h("option", { value: "", text: "Begin with…" }),
-    runs.map((run, i) => (run.openings?.length ? h("optgroup", { label: two ? `From the data of ${"AB"[i]}, not trained on` : "From its data, not trained on" },
+    runs.map((run, i) => (run.openings?.length ? h("optgroup", { label: several ? `From the data of ${LETTERS[i]}, not trained on` : "From its data, not trained on" },
       own.map((o, n) => (o.i === i ? option(`own ${n}`, o.name) : null)).filter(Boolean)) : null)),
     h("optgroup", { label: "Anything" }, PRIMERS.map(([name], i) => option(`any ${i}`, name))));
   const keyboard = new Keyboard(played);
@@ -43,20 +45,20 @@ export function musicBench(runs) {
 
   function voice(run, i) {
     const roll = new Roll(run.grid, run.keys, {
-      label: two ? `Piano roll ${"AB"[i]}` : "Piano roll",
+      label: several ? `Piano roll ${LETTERS[i]}` : "Piano roll",
       onedit: (t, k, on) => edited(i, t, k, on),
       onplay: () => toggle(i),
     });
-    const play = button("▶ Play", () => toggle(i), { class: "button play", "aria-label": two ? `Play ${"AB"[i]}` : "Play" });
+    const play = button("▶ Play", () => toggle(i), { class: "button play", "aria-label": several ? `Play ${LETTERS[i]}` : "Play" });
     const mean = h("span", { class: "soft surprise" });
     return { run, roll, play, mean, ask: null };
   }
 
-  /** A note of the primer belongs to both, on whatever grids they are. */
+  /** A note of the primer belongs to all, on whatever grids they are. */
   function edited(i, t, k, on) {
     stopPlaying();
     const { roll } = voices[i];
-    if (two && !mirroring && t <= roll.primer) {
+    if (several && !mirroring && t <= roll.primer) {
       mirroring = true;
       for (const v of voices) {
         if (v.roll === roll) continue;
@@ -151,16 +153,16 @@ export function musicBench(runs) {
     status.textContent = "sampling…";
     const began = performance.now();
     try {
-      if (two) voices.forEach((v) => v.roll.set(v.roll.lists().slice(0, v.roll.primer)));  // both from the same beginning
+      if (several) voices.forEach((v) => v.roll.set(v.roll.lists().slice(0, v.roll.primer)));  // all from the same beginning
       const made = await Promise.all(voices.map((v) => sample(v, job.signal)));
       status.textContent = `${made.reduce((a, b) => a + b, 0)} frames in ${((performance.now() - began) / 1000).toFixed(1)} s`;
     } catch (error) {
       if (error.name === "AbortError") status.textContent = "stopped";
       else { status.textContent = ""; toast(error.message); }
-      job.abort();  // the other of two goes no further alone
+      job.abort();  // the others go no further alone
     }
     job = null;
-    go.textContent = two ? "Continue both" : "Continue";
+    go.textContent = goOn;
     voices.forEach(foresee);
   }
 
@@ -183,16 +185,21 @@ export function musicBench(runs) {
     return made;
   }
 
+  /** Play one, or stop it; while another plays go on with this one where that one is. */
   function toggle(i) {
     const v = voices[i];
     const was = v.playing;
+    const other = voices.find((o) => o.playing && o !== v)?.roll;
+    const beat = other ? (other.playhead ?? 0) / other.perBeat : null;
     stopPlaying();
     if (was) return;
     if (!v.roll.frames.length) { toast("There is nothing to play yet: place some notes or press Continue."); return; }
     v.playing = true;
     v.play.textContent = "■ Stop";
-    v.play.setAttribute("aria-label", two ? `Stop ${"AB"[i]}` : "Stop");
-    const from = document.activeElement === v.roll.canvas ? Math.min(v.roll.cursor.t, v.roll.frames.length - 1) : 0;
+    v.play.setAttribute("aria-label", several ? `Stop ${LETTERS[i]}` : "Stop");
+    const here = beat === null ? -1 : Math.floor(beat * v.roll.perBeat);
+    const chosen = document.activeElement === v.roll.canvas ? Math.min(v.roll.cursor.t, v.roll.frames.length - 1) : 0;
+    const from = here >= 0 && here < v.roll.frames.length ? here : chosen;
     player.play(v.roll, {
       tempo: tempo.value,
       from,
@@ -206,7 +213,7 @@ export function musicBench(runs) {
     voices.forEach((v, i) => {
       v.playing = false;
       v.play.textContent = "▶ Play";
-      v.play.setAttribute("aria-label", two ? `Play ${"AB"[i]}` : "Play");
+      v.play.setAttribute("aria-label", several ? `Play ${LETTERS[i]}` : "Play");
       if (v.roll.playhead !== null) { v.roll.playhead = null; v.roll.draw(); }
     });
   }
@@ -229,7 +236,7 @@ export function musicBench(runs) {
   }
 
   const stage = voices.map((v, i) => h("div", { class: "voice" },
-    h("div", { class: "voice-head" }, two ? h("span", { class: `letter m${i}`, text: "AB"[i] }) : null, two ? h("b", { text: v.run.label || v.run.name }) : null,
+    h("div", { class: "voice-head" }, several ? h("span", { class: `letter m${i}`, text: LETTERS[i] }) : null, several ? h("b", { text: v.run.label || v.run.name }) : null,
       v.play, button("MIDI", () => take(v, "midi"), { "aria-label": "Download MIDI", title: "Download MIDI" }), button("WAV", () => take(v, "wav"), { "aria-label": "Download WAV", title: "Download WAV" }), v.mean,
       h("span", { class: "next-label soft", text: "next ↓" })),
     v.roll.el,

@@ -1,6 +1,6 @@
 // A number beside the paper's: on one line, and in one table.
 
-import { h, s, number, UNITS } from "../parts/dom.js";
+import { h, s, number, LETTERS, UNITS } from "../parts/dom.js";
 
 export const lower = (run) => run.test ?? run.valid;
 
@@ -19,7 +19,7 @@ export function difference(value, paper) {
 export function resultLine(store, runs) {
   const cells = paperCells(store, runs[0].data).filter((cell) => cell.metric === runs[0].metric);
   const early = (run) => (run.test === null ? ", validation" : "");
-  const own = runs.map((run, i) => ({ value: lower(run), name: (runs.length > 1 ? "AB"[i] : "this run") + early(run), run: true, i }));
+  const own = runs.map((run, i) => ({ value: lower(run), name: (runs.length > 1 ? LETTERS[i] : "this run") + early(run), run: true, i }));
   const marks = [...cells.map((cell) => ({ value: cell.value, name: cell.label })), ...own].filter((m) => Number.isFinite(m.value));
   if (!cells.length || !marks.some((m) => m.run)) return null;
   const printed = cells.map((cell) => cell.value);

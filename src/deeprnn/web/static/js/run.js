@@ -1,7 +1,7 @@
 // One run: its number, its playground, its curves, its picture.
 
 import { get } from "./api.js";
-import { h, number, count, ago, UNITS } from "../parts/dom.js";
+import { h, number, count, ago, LETTERS, UNITS } from "../parts/dom.js";
 import { learning } from "./curves.js";
 import { manage } from "./manage.js";
 import { difference, resultLine } from "./results.js";
@@ -51,7 +51,7 @@ function heading(store, run) {
   const value = run.test ?? run.valid;
   const gap = run.test === null ? null : difference(run.test, run.paper);
   return [
-    h("div", { class: "title-row" }, h("h1", { text: run.name }), manage(store, run), compareWith(store, run)),
+    h("div", { class: "title-row" }, h("h1", { text: run.name }), manage(store, run), compareWith(store, [run])),
     chips(run),
     run.tags?.length ? h("p", { class: "tags" }, run.tags.map((text) => h("span", { class: "tag", text }))) : "",
     run.error ? h("p", { class: "caution", role: "note", text: run.error }) : "",
@@ -66,17 +66,19 @@ function heading(store, run) {
   ];
 }
 
-export function compareWith(store, run, other = null) {
-  const peers = (store.runs || []).filter((r) => r.id !== run.id && r.kind === run.kind);
-  if (!peers.length) return null;
-  const same = peers.filter((r) => r.data === run.data);
-  const rest = peers.filter((r) => r.data !== run.data);
-  const option = (r) => h("option", { value: r.id, text: `${r.name} · ${r.label} ${number(r.test ?? r.valid)}`, selected: r.id === other });
-  const select = h("select", { onchange: () => { if (select.value) location.hash = `#/compare/${run.id}/${select.value}`; } },
+/** A choice of one run more to stand beside these. */
+export function compareWith(store, runs) {
+  const here = runs.map((run) => run.id);
+  const peers = (store.runs || []).filter((r) => !here.includes(r.id) && r.kind === runs[0].kind);
+  if (!peers.length || runs.length >= LETTERS.length) return null;
+  const alike = peers.filter((r) => r.data === runs[0].data);
+  const rest = peers.filter((r) => r.data !== runs[0].data);
+  const option = (r) => h("option", { value: r.id, text: `${r.name} · ${r.label} ${number(r.test ?? r.valid)}` });
+  const select = h("select", { onchange: () => { if (select.value) location.hash = `#/compare/${[...here, select.value].join("/")}`; } },
     h("option", { value: "", text: "choose a run…" }),
-    h("optgroup", { label: "Same data" }, same.map(option)),
+    alike.length ? h("optgroup", { label: "Same data" }, alike.map(option)) : null,
     rest.length ? h("optgroup", { label: "Other data" }, rest.map(option)) : null);
-  return h("label", { class: "compare" }, "Compare with ", select);
+  return h("label", { class: "compare" }, runs.length > 1 ? "And with " : "Compare with ", select);
 }
 
 function model(run) {

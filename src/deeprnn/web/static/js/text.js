@@ -1,12 +1,13 @@
-// The playground of a text run, or of two: type a beginning, watch it go on, see every surprise.
+// The playground of a text run, or of several: type a beginning, watch it go on, see every surprise.
 
 import { lines, post } from "./api.js";
 import { button, seedField, slider, whole } from "./controls.js";
-import { h, number, toast } from "../parts/dom.js";
+import { h, number, toast, LETTERS } from "../parts/dom.js";
 import { Tokens } from "./tokens.js";
 
 export function textBench(runs) {
-  const two = runs.length > 1;
+  const several = runs.length > 1;
+  const goOn = several ? `Continue ${runs.length === 2 ? "both" : "all"}` : "Continue";
   const kind = runs[0].kind;
   let job = null;
   const input = h("textarea", { rows: 3, id: "beginning", spellcheck: "false", placeholder: "Type a beginning, or paste any text" });
@@ -18,11 +19,11 @@ export function textBench(runs) {
   const temperature = slider("Temperature", { min: 0.1, max: 2, step: 0.05, value: 0.8, show: (v) => v.toFixed(2), id: "temperature" });
   const length = whole(kind === "char" ? "Characters" : "Words", { min: 1, max: 2000, value: kind === "char" ? 300 : 80, id: "length" });
   const seed = seedField();
-  const go = button(two ? "Continue both" : "Continue", press, { class: "button primary", id: "continue" });
+  const go = button(goOn, press, { class: "button primary", id: "continue" });
   const look = button("Show surprise", surprise, { id: "surprise" });
   const status = h("p", { class: "soft", role: "status" });
   const voices = runs.map((run, i) => {
-    const tokens = new Tokens(kind, { label: two ? `Text ${"AB"[i]}` : "Text", onbranch: (text) => { input.value = text; proceed(); } });
+    const tokens = new Tokens(kind, { label: several ? `Text ${LETTERS[i]}` : "Text", onbranch: (text) => { input.value = text; proceed(); } });
     return { run, tokens, mean: h("span", { class: "soft surprise" }) };
   });
 
@@ -53,10 +54,10 @@ export function textBench(runs) {
     } catch (error) {
       if (error.name === "AbortError") status.textContent = "stopped";
       else { status.textContent = ""; toast(error.message); }
-      job.abort();  // the other of two goes no further alone
+      job.abort();  // the others go no further alone
     }
     job = null;
-    go.textContent = two ? "Continue both" : "Continue";
+    go.textContent = goOn;
   }
 
   function proceed() {
@@ -86,11 +87,11 @@ export function textBench(runs) {
     h("div", { class: "field-head" }, h("label", { for: "beginning", text: "Beginning" }), starts),
     h("div", { class: "field wide" }, input),
     h("div", { class: "bench-bar lined" }, go, look, temperature.el, length.el, seed.el),
-    h("div", { class: two ? "pair" : "" }, voices.map((v, i) => h("div", { class: "voice" },
-      two ? h("div", { class: "voice-head" }, h("span", { class: `letter m${i}`, text: "AB"[i] }), h("b", { text: v.run.label || v.run.name }), v.mean) : null,
+    h("div", { class: several ? "pair" : "" }, voices.map((v, i) => h("div", { class: "voice" },
+      several ? h("div", { class: "voice-head" }, h("span", { class: `letter m${i}`, text: LETTERS[i] }), h("b", { text: v.run.label || v.run.name }), v.mean) : null,
       v.tokens.el))),
     h("div", { class: "scale" }, h("span", { text: "expected" }), [0, 1, 2, 3, 4, 5].map((i) => h("i", { class: `heat${i}` })), h("span", { text: "surprising" }),
-      h("div", { class: "bench-status" }, two ? null : voices[0].mean, status)),
+      h("div", { class: "bench-status" }, several ? null : voices[0].mean, status)),
     h("p", { class: "soft small", text: "Point at a symbol to see what the model would rather have seen; press an alternative to go on from there." }));
   return { el, dispose() { turn++; job?.abort(); voices.forEach((v) => v.tokens.dispose()); } };
 }

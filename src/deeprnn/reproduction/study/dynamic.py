@@ -1,0 +1,72 @@
+"""Dynamic evaluation of a study's final runs where a goal asks for it: a rate chosen on validation, test scored once.
+
+It needs the parameters of the runs, so it goes by their folders, as soon as a contender has all its seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from deeprnn.errors import UserError
+from deeprnn.files import write_json
+from deeprnn.reproduction.entries import Entry
+from deeprnn.reproduction.identity import identity
+from deeprnn.reproduction.job import Say
+from deeprnn.reproduction.plan import find_member
+from deeprnn.reproduction.run import Settings, data_of
+from deeprnn.reproduction.study.analysis import results
+from deeprnn.reproduction.study.jobs import Runs
+from deeprnn.reproduction.study.plan_file import Study
+from deeprnn.runs.folder import Run
+from deeprnn.training.dynamic import RATES, dynamic_evaluation, tuned
+
+FILE = "dynamic.json"
+
+
+def read_dynamic(ledger: Path) -> dict[str, dict[str, float]]:
+    """Rate, decay and scores by the file name of a run's entry."""
+    path = ledger / FILE
+    if not path.exists():
+        return {}
+    try:
+        return {row["entry"]: row for row in json.loads(path.read_text(encoding="utf-8"))}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} holds no dynamic scores: {error!r:.80}; remove it to score again") from None
+
+
+def wanted(study: Study, runs: Runs, ledger: Path) -> list[Entry]:
+    """Final runs of contenders that have all seeds, in rows with such a goal, that are not scored yet."""
+    known = read_dynamic(ledger)
+    rows = {(goal.family, goal.data) for goal in study.goals if goal.dynamic}
+    scores = results(study, runs).scores if rows else ()
+    whole = [s for s in scores if s.whole and (s.contender.family, s.data) in rows]
+    return [entry for score in whole for entry in score.entries if entry.path.name not in known]
+
+
+def score_dynamic(
+    study: Study, runs: Runs, settings: Settings, ledger: Path, say: Say, over: Callable[[], bool]
+) -> int:
+    """Score what is wanted and whose folder is here, until the time is over; how many are left."""
+    left = wanted(study, runs, ledger)
+    for entry in list(left):
+        home = find_member(settings.root, identity(entry.recipe), entry.seed)
+        if home is None:
+            say(f"{entry.path.name}: its run folder is not in {settings.root}: no dynamic evaluation")
+            continue
+        if over():
+            break
+        began, data = time.monotonic(), data_of(entry.recipe.data)
+        model = Run(home).model().to(settings.device)
+        best, _ = tuned(model, data, RATES, chunk=entry.recipe.data.chunk)
+        options = {"rate": best.rate, "decay": best.decay, "chunk": entry.recipe.data.chunk}
+        test = dynamic_evaluation(model, data, "test", **options)
+        row = {"entry": entry.path.name, **options, "valid": best.valid, "test": test}
+        write_json(ledger / FILE, [*read_dynamic(ledger).values(), row])
+        left.remove(entry)
+        say(
+            f"{entry.path.name}: dynamic evaluation at rate {best.rate:g} in {time.monotonic() - began:.0f} s"
+        )
+    return len(left)
