@@ -95,6 +95,11 @@ def _steps(shape: Shape) -> str:
     return "" if shape in FAIR or shape.steps in (1, 128) else f", T = {shape.steps}"
 
 
+def of_one_commit(results: Results, *shapes: Shape) -> bool:
+    """Whether our rows of these shapes were measured with the same kernels."""
+    return len({results.layers.get((s, OURS), {}).get("about", {}).get("commit") for s in shapes}) == 1
+
+
 def gpu_goal_list(gpu: Results) -> list[str]:
     """Goals that compare."""
     everything = list(dict.fromkeys(s for group in GPU_GROUPS.values() for s in group()))
@@ -109,7 +114,11 @@ def gpu_goal_list(gpu: Results) -> list[str]:
     ]
     large = [s for s in large if s.batch >= 256]
     twice = counted(((s, us(s, OURS, GRAPH), us(s, TORCH, GRAPH)) for s in large), least=2)
-    marked = [(s, us(replace(s, reset=0.0), OURS, GRAPH), us(s, OURS, GRAPH)) for s in resets() if s.reset]
+    marked = [
+        (s, us(plain, OURS, GRAPH), us(s, OURS, GRAPH))
+        for s in resets()
+        if s.reset and of_one_commit(gpu, s, plain := replace(s, reset=0.0))
+    ]
     own = [
         (s, us(replace(s, kind="rnn"), OURS, GRAPH), us(s, OURS, GRAPH))
         for s in everything
