@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from deeprnn.backends.direct import may_be_direct
-from deeprnn.backends.protocol import Linear
+from deeprnn.backends.protocol import InputProjection
 from deeprnn.backends.single_step import as_sequence, by_torch
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import as_sizes, name_unit
@@ -179,7 +179,7 @@ class DeepRNN(RecurrentBase):
 
     def _project(self, x: Tensor, spec: PlusSpec, U: list, b: list) -> Tensor:
         if all(u is not None for u in U):
-            return Linear(x, U, b).A
+            return InputProjection(x, U, b).A
         parts = []
         each = [b[0] + b[-1], *b[1:-1]] if b else [None] * spec.depth
         for u, bias, width in zip(U, each, spec.widths, strict=True):
@@ -211,10 +211,10 @@ class DeepRNN(RecurrentBase):
         if reset is None and by_torch(self.backend, level.recurrent_weights, x, h0):
             *inner, h = single_step(level.phis, x[0], h0, U, W, S, b)
             return [*(z.unsqueeze(0) for z in inner), as_sequence(h)]
-        entering = self._project(x, spec, U, b) if None in level.U else Linear(x, U, b)
+        projection = self._project(x, spec, U, b) if None in level.U else InputProjection(x, U, b)
         weights = Weights(W, [s for s in S if s is not None])
         backend = traced_backend(self.backend, x, h0)
-        return unroll_layers(spec, entering, h0, weights, reset, backend=backend)
+        return unroll_layers(spec, projection, h0, weights, reset, backend=backend)
 
     def unroll_direction(
         self, index: int, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
