@@ -300,6 +300,16 @@ def test_depth_under_gates(kind):
 
 
 @BOTH
+def test_compiling_describes_a_layer_of_any_type(kind):
+    """The cell in it has no numbers, and stays in the type that it was built in."""
+    layer = PAIRS[kind][1](I, H).double()
+    x = draw(T, B, I)
+    torch.compile(layer, backend="eager", fullgraph=True)(x)
+    assert "plain loop" not in layer.explain()
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(x), layer(x))
+
+
+@BOTH
 def test_one_node_for_torch_fx(kind):
     class Tagger(nn.Module):
         def __init__(self):

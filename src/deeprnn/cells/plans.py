@@ -267,9 +267,19 @@ def held_tensor(cell: Any, path: str) -> Tensor:
 # ---- for compilers: plain values in, plain values out
 
 
-def compiled_plan(handle: str, x_type: torch.dtype, dtype: torch.dtype, device: str) -> str:
-    """The key of the plan of the cell with that handle, as it is now."""
-    return plan_of(CELLS[handle], Request(x_type, dtype, device)).key
+def compiled_plan(
+    handle: str, x_type: torch.dtype, dtype: torch.dtype, device: str, replaced: bool = False
+) -> str:
+    """The key of the plan of the cell with that handle, as it is now.
+
+    `replaced`: other tensors, of the states' type, take the places of those that it holds.
+    """
+    cell = CELLS[handle]
+    tensors = None
+    if replaced:
+        held = held_tensors(cell).items()
+        tensors = {path: t.to(dtype) if t.is_floating_point() else t for path, t in held}
+    return plan_of(cell, Request(x_type, dtype, device), tensors).key
 
 
 def compiled_layout(key: str) -> Layout | None:

@@ -46,7 +46,7 @@ def unroll_cell(
     backend = traced_backend(backend, x, *states)
     request = Request(x.dtype, states[0].dtype, str(x.device))
     if torch.compiler.is_compiling():
-        key = plans.compiled_plan(handle_of(cell), *request)
+        key = plans.compiled_plan(handle_of(cell), *request, tensors is not None)
         _guard(cell)
         layout, described = plans.compiled_layout(key), None
     else:
