@@ -34,7 +34,7 @@ class Stacked(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no plain equality
-class Plan:
+class EpochPlan:
     """An epoch's batches, indexable: target rows, scored steps and resets over one long time axis."""
 
     table: Tensor  # (N, bytes) uint8 packed frames, row 0 silent; or (N,) integer symbols
@@ -73,12 +73,12 @@ class Plan:
         """How many frames or symbols the plan scores."""
         return int(self.mask.sum())
 
-    def to(self, device: torch.device | str) -> Plan:
+    def to(self, device: torch.device | str) -> EpochPlan:
         """The same plan with its table and indices on `device`; batches are then made there."""
         moved = {name: getattr(self, name).to(device) for name in ("table", "rows", "mask", "reset")}
         return replace(self, **moved)
 
-    def of_lanes(self, lanes: slice) -> Plan:
+    def of_lanes(self, lanes: slice) -> EpochPlan:
         """The same time axis with some of the lanes: one process's share."""
         if range(*lanes.indices(self.lanes)) == range(self.lanes):
             return self
