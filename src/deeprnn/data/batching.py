@@ -2,7 +2,7 @@
 
     plan = music_chunks(songs, chunk=200, seed=0, epoch=3)
     for batch in plan: ...                    # x_t is frame t-1 (zeros first), y_t is frame t
-    plan.to("cuda").stacked(200)              # every batch of 200 steps at once: (n, 200, B, ...)
+    plan.to("cuda")[7]                        # made on the GPU
 
 The order depends on (seed, epoch) alone and `plan[i]` on nothing but i, so training resumes in mid-epoch.
 """
@@ -16,12 +16,11 @@ import numpy as np
 import torch
 
 from deeprnn.data.music import Songs
-from deeprnn.data.plan import Batch, EpochPlan, Stacked
+from deeprnn.data.plan import Batch, EpochPlan
 
 __all__ = [
     "Batch",
     "EpochPlan",
-    "Stacked",
     "chunk_lengths",
     "music_chunks",
     "music_evaluation",
@@ -217,7 +216,6 @@ def _plan_of_columns(columns: list[np.ndarray], pieces: list[int], songs: Songs)
         torch.from_numpy(is_first[rows]),
         *_spans(pieces),
         pitches=songs.pitches,
-        song_lengths=tuple(int(n) for n in songs.lengths),
     )
 
 

@@ -64,8 +64,6 @@ class Library:
         self.limits = limits
         self.reads = 0
         """files opened so far"""
-        self.scans = 0
-        """walks through the folders so far"""
         self._pause, self._clock = pause, clock
         self._last = float("-inf")
         self._lock = threading.Lock()
@@ -131,7 +129,6 @@ class Library:
         return self._entries or {}
 
     def _scan(self) -> dict[str, ListedRun]:
-        self.scans += 1
         found, several = [], sum(folder != SHIPPED for folder in self.folders) > 1
         for folder in self.folders:
             for path in _walk(folder, self.limits):
