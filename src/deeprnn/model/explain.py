@@ -33,7 +33,7 @@ def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Te
     request = Request(torch.int64 if symbols else dtype, dtype, device)
     texts: dict[str, list[str]] = {}
     for k, cell in enumerate(cells):
-        level, backward = divmod(k, layer.directions)
+        level, backward = divmod(k, layer.num_directions)
         place = f"level {level + 1}{', backwards' if backward else ''}"
         plan = plan_of(cell, request, None if tensors is None else dict(tensors[k]))
         texts.setdefault(_cell_text(cell, plan, request, layer.backend), []).append(place)
