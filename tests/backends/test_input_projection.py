@@ -288,7 +288,7 @@ def test_only_plain_fp32_that_fits_is_taken_over():
     assert not serves(dtype=torch.float64)
     assert not serves(U=[U[0], U[1].double()])
     assert not serves(inputs=rest._replace(states=[rest.states[0].double()]))
-    assert not serves(inputs=rest._replace(streams=[torch.zeros(64, 400)]))
+    assert not serves(inputs=rest._replace(masks=[torch.zeros(64, 400)]))
     assert not serves(x[0])
     assert not serves(U=[U[0], torch.zeros(400, 92)])
     assert not serves(U=[U[0], torch.zeros(396, 88)])

@@ -223,7 +223,7 @@ def _gradients(ctx: Any, gradients: Sequence[Tensor | None], needed: Sequence[bo
         d_matrices = compute(own, found.delta, outputs, inputs)
     d_vectors = vector_gradients(own, found.delta)
     d_A = found.delta[..., : cell.entry_width] if own.width > cell.entry_width else found.delta
-    rest = len(cell.streams) + int(call.has_reset)
+    rest = len(cell.masks) + int(call.has_reset)
     return [d_A, *found.states, *d_matrices, *d_vectors, *(None for _ in range(rest))]
 
 

@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     states: list[Tensor]  # ([P,] B, n) each, before the first step
     matrices: list[Tensor]  # ([P,] rows, columns)
     vectors: list[Tensor]  # ([P,] n): parameters with one number a unit
-    streams: list[Tensor]  # ([P,] T, B, n) or ([P,] B, n): masks and other inputs without gradient
+    masks: list[Tensor]  # ([P,] T, B, n) or ([P,] B, n): masks and other inputs without gradient
     reset: Tensor | None = None  # ([P,] T, B) bool: states are zeroed before a marked step
 
     @property
@@ -48,12 +48,12 @@ class Inputs(NamedTuple):
     def tensors(self) -> list[Tensor]:
         """All of them in order, as one list."""
         A, marks = ([] if x is None else [x] for x in (self.A, self.reset))
-        return [*A, *self.states, *self.matrices, *self.vectors, *self.streams, *marks]
+        return [*A, *self.states, *self.matrices, *self.vectors, *self.masks, *marks]
 
     @classmethod
     def of(cls, cell: CellDescription, tensors: Sequence[Tensor], has_A: bool = True) -> Inputs:
         """Read what `tensors` listed."""
-        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.streams))
+        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.masks))
         rest = iter(tensors)
         A = next(rest) if has_A else None
         groups = [[next(rest) for _ in range(n)] for n in counts]
@@ -63,7 +63,7 @@ class Inputs(NamedTuple):
         """One member of a population."""
         return Inputs(
             None if self.A is None else self.A[p],
-            *([x[p] for x in group] for group in (self.states, self.matrices, self.vectors, self.streams)),
+            *([x[p] for x in group] for group in (self.states, self.matrices, self.vectors, self.masks)),
             reset=self.reset if self.reset is None or self.reset.dim() == 2 else self.reset[p],
         )
 
@@ -128,17 +128,17 @@ class ProjectionCase:
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """Where U, b, states, matrices, vectors and streams end in the list of all tensors."""
+        """Where U, b, states, matrices, vectors and masks end in the list of all tensors."""
         cell = self.case.cell
-        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.streams))
+        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.masks))
         return tuple(accumulate((1 + len(self.heights), self.biases, *counts)))
 
     def split(self, tensors: Sequence[Tensor]) -> tuple[InputProjection, Inputs]:
         """Read what `[*projection.tensors, *inputs.tensors]` listed."""
-        U, b, states, matrices, vectors, streams = self._ends
+        U, b, states, matrices, vectors, masks = self._ends
         rest = list(tensors)
-        reset = rest[streams] if self.marked else None
-        groups = rest[b:states], rest[states:matrices], rest[matrices:vectors], rest[vectors:streams]
+        reset = rest[masks] if self.marked else None
+        groups = rest[b:states], rest[states:matrices], rest[matrices:vectors], rest[vectors:masks]
         return InputProjection(rest[0], rest[1:U], rest[U:b]), Inputs(None, *groups, reset)
 
 

@@ -136,7 +136,7 @@ def check(cell: CellDescription, inputs: Inputs, shape: torch.Size, device: torc
     for x, n in zip(inputs.vectors, cell.vectors, strict=True):
         if x.shape[-1:] != (n,):
             raise UserError(f"a vector of the cell must have {n} numbers, got {tuple(x.shape)}")
-    for x, n in zip(inputs.streams, cell.streams, strict=True):
+    for x, n in zip(inputs.masks, cell.masks, strict=True):
         if tuple(x.shape[-3:]) not in ((steps, batch, n), (batch, n)):
             raise UserError(f"a mask must be {(batch, n)} or {(steps, batch, n)}, got {tuple(x.shape)}")
     reset = inputs.reset

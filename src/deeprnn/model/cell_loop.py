@@ -59,8 +59,8 @@ def unroll_cell(
     values = [plans.held_tensor(cell, path) if tensors is None else tensors[path] for path in layout.held]
     drawn = draw(layout.draws, x, request.dtype) if drawn is None else drawn
     projection, inputs = _before_loop(key, layout, values, x, drawn)
-    streams = [y.to(request.dtype) for y in inputs.streams]  # masks may be bool, kernels read numbers
-    inputs = inputs._replace(states=_parts(layout, states), streams=streams, reset=reset)
+    masks = [y.to(request.dtype) for y in inputs.masks]  # which may be bool; kernels read numbers
+    inputs = inputs._replace(states=_parts(layout, states), masks=masks, reset=reset)
     described = layout.text if described is None else described
     if isinstance(projection, InputProjection):
         outputs = project_and_unroll(described, projection, inputs, backend)
@@ -106,7 +106,7 @@ def _guard(cell: Cell) -> None:
 def _before_loop(
     key: str, layout: Layout, values: Sequence[Tensor], x: Tensor, drawn: Sequence[Tensor]
 ) -> tuple[InputProjection | Tensor, Inputs]:
-    """What enters, and the matrices, vectors and streams."""
+    """What enters, and the matrices, vectors and masks."""
     with without_autocast(x.device.type):  # weights that are computed keep their type
         results = getattr(plans.GRAPHS, f"{key}/fixed")(*values)
     groups, start = [], 0
@@ -132,8 +132,8 @@ def _before_loop(
         projection = by_step.pop(0)
     else:
         projection = torch.zeros(T, B, 0, dtype=values[0].dtype if values else None, device=x.device)
-    streams = [by_sequence.pop(0) if once else by_step.pop(0) for once in layout.streams]
-    return projection, Inputs(None, [], matrices, vectors, streams)
+    masks = [by_sequence.pop(0) if once else by_step.pop(0) for once in layout.masks]
+    return projection, Inputs(None, [], matrices, vectors, masks)
 
 
 def _rows(x: Tensor, T: int, B: int, per_sequence: bool = False) -> Tensor:

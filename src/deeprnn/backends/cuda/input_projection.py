@@ -39,7 +39,7 @@ LOADS_IN_CAPTURE = 12030  # CUDA 12.3: its drivers load kernels while a graph is
 def serves(case: Case, projection: InputProjection, inputs: Inputs) -> bool:
     """Whether this should serve: fp32 matrices that fit the input and fill A, no masks."""
     x = projection.x
-    if x.dim() != 3 or inputs.streams or case.dtype != torch.float32:
+    if x.dim() != 3 or inputs.masks or case.dtype != torch.float32:
         return False
     given = (*projection.tensors, *inputs.states, *inputs.matrices, *inputs.vectors)
     if any(t.dtype != torch.float32 for t in given):

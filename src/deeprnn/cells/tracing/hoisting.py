@@ -1,4 +1,4 @@
-"""What leaves the loop: graphs that compute matrices, vectors, entries and streams before the first step.
+"""What leaves the loop: graphs that compute matrices, vectors, entries and masks before the first step.
 
 Three of them: `fixed`, from parameters alone; `rows`, from x and random draws of all steps at once; and `sequence`,
 from random draws that hold for a whole sequence.
@@ -47,7 +47,7 @@ class Hoisted:
     U: list[fx.Node] = field(default_factory=list)
     b: list[fx.Node] = field(default_factory=list)
     vectors: list[fx.Node] = field(default_factory=list)
-    streams: list[tuple[fx.Node, bool]] = field(default_factory=list)  # (node, whether one a sequence)
+    masks: list[tuple[fx.Node, bool]] = field(default_factory=list)  # (node, whether one a sequence)
 
     @property
     def columns(self) -> Columns:
@@ -57,11 +57,11 @@ class Hoisted:
     def hoist(self) -> None:
         """Find everything."""
         self.vectors = [self._vector(n) for n in self.written.vectors]
-        for n in self.written.streams:
+        for n in self.written.masks:
             block, index = self.written.staging.pulled.pieces[n]
             assert isinstance(block, Known)
             node = chosen(self.columns, self.columns.as_rows(block), index, 1)
-            self.streams.append((node, self.columns.sources[block.node] == {"sequence"}))
+            self.masks.append((node, self.columns.sources[block.node] == {"sequence"}))
         entries = self.written.entries
         if not entries:
             return
