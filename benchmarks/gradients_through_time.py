@@ -22,7 +22,7 @@ from deeprnn import __version__
 from deeprnn.data import load
 from deeprnn.files import write_atomically, write_json
 from deeprnn.model.losses import nats
-from deeprnn.model.models import SequenceModel
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.render.curves import legend
 from deeprnn.render.style import SERIES, SOFT, dress, new_figure, png_bytes
 from deeprnn.runs.folder import commit, environment

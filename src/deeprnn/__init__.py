@@ -13,10 +13,10 @@ _WHERE = {
     "RHN": "model.recurrent",
     "Cell": "cells.cell",
     "Recurrent": "model.recurrent",
-    "Plus": "model.operators",
-    "Predict": "model.operators",
+    "Plus": "model.plus",
+    "Predict": "model.predict",
     "NadePredict": "model.nade",
-    "SequenceModel": "model.models",
+    "SequenceModel": "model.sequence_model",
     "build": "model.models",
     "assemble": "model.models",
     "rnn": "model.models",
@@ -28,8 +28,8 @@ _WHERE = {
     "stacked_rnn": "model.models",
     "stacked_dts_rnn": "model.models",
     "ModelSpec": "model.specs",
-    "PlusSpec": "model.specs",
-    "PredictSpec": "model.specs",
+    "PlusSpec": "model.operator_specs",
+    "PredictSpec": "model.operator_specs",
     "Dropout": "model.specs",
     "InitSpec": "model.init",
     "UserError": "errors",
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from deeprnn.model.init import InitSpec
     from deeprnn.model.layers import DeepRNN
     from deeprnn.model.models import (
-        SequenceModel,
         assemble,
         build,
         do_rnn,
@@ -60,9 +59,12 @@ if TYPE_CHECKING:
         stacked_rnn,
     )
     from deeprnn.model.nade import NadePredict
-    from deeprnn.model.operators import Plus, Predict
+    from deeprnn.model.operator_specs import PlusSpec, PredictSpec
+    from deeprnn.model.plus import Plus
+    from deeprnn.model.predict import Predict
     from deeprnn.model.recurrent import RHN, Recurrent
-    from deeprnn.model.specs import Dropout, ModelSpec, PlusSpec, PredictSpec
+    from deeprnn.model.sequence_model import SequenceModel
+    from deeprnn.model.specs import Dropout, ModelSpec
     from deeprnn.runs.folder import load_run
 
 

@@ -16,7 +16,8 @@ from deeprnn.generation.generate import sample_rolls, stream_music, stream_symbo
 from deeprnn.generation.one_step import ALONE, FewRows, Product, can_serve, fastest_step
 from deeprnn.generation.outputs import Music, Text, numbered, spell
 from deeprnn.generation.sampling import BLOCK
-from deeprnn.model.models import SequenceModel, assemble, build
+from deeprnn.model.models import assemble, build
+from deeprnn.model.sequence_model import SequenceModel
 
 KEYS = 12
 LETTERS = ["\n", " ", *"abcdefgh"]

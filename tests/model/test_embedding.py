@@ -12,7 +12,8 @@ from deeprnn.data.batching import Batch
 from deeprnn.errors import UserError
 from deeprnn.generation.one_step import fastest_step
 from deeprnn.model.export import export_program
-from deeprnn.model.models import SequenceModel, assemble, build
+from deeprnn.model.models import assemble, build
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.model.specs import Dropout, ModelSpec
 from deeprnn.model.structure import dissect, equations
 from deeprnn.render.model_diagram import model_svg

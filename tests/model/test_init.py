@@ -9,7 +9,8 @@ import torch
 
 import deeprnn
 from deeprnn.model.init import CHAR, MUSIC, WORD, InitSpec, gaussian_, initialise, sparse_
-from deeprnn.model.operators import Plus, Predict
+from deeprnn.model.plus import Plus
+from deeprnn.model.predict import Predict
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -14,7 +14,8 @@ import deeprnn
 from deeprnn import DeepRNN, Plus, Predict, SequenceModel, UserError
 from deeprnn.data.batching import Batch
 from deeprnn.generation.one_step import FewRows, fastest_step
-from deeprnn.model import operators, overrides
+from deeprnn.model import overrides
+from deeprnn.model import plus as plus_module
 from deeprnn.model.export import export_program
 from deeprnn.model.models import assemble, build
 from deeprnn.training.updater import LARGE, Scored
@@ -276,7 +277,7 @@ def test_a_global_hook_is_honoured():
 
 
 def test_the_plain_loop_is_logged_once(caplog):
-    operators._log_once.cache_clear()
+    plus_module._log_once.cache_clear()
     plus, x, h0 = operator("forward"), torch.randn(T, B, I), torch.zeros(B, H)
     with caplog.at_level(logging.INFO, logger="deeprnn"):
         plus.unroll(x, h0)

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 import deeprnn
 from deeprnn.errors import UserError
-from deeprnn.model.models import SequenceModel, assemble, build
+from deeprnn.model.models import assemble, build
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.model.specs import Dropout
 
 T, B, I, H = 6, 3, 5, 4

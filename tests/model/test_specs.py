@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from deeprnn.errors import UserError
 from deeprnn.model.models import assemble
-from deeprnn.model.specs import Dropout, ModelSpec, PlusSpec, PredictSpec
+from deeprnn.model.operator_specs import PlusSpec, PredictSpec
+from deeprnn.model.specs import Dropout, ModelSpec
 
 SIZE = st.integers(1, 9)
 UNIT = st.sampled_from(["sigmoid", "tanh", "relu", "identity", "maxout:2", "lp:3"])

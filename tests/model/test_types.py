@@ -16,7 +16,7 @@ import pytest
 import deeprnn
 from deeprnn.generation import generate
 from deeprnn.generation.options import GenerateOptions
-from deeprnn.model import models, specs
+from deeprnn.model import models, operator_specs, spec_fields, specs
 from deeprnn.runs.folder import Run
 
 BUILDERS = ("rnn", "dt_rnn", "dts_rnn", "do_rnn", "dot_rnn", "dots_rnn", "stacked_rnn", "stacked_dts_rnn")
@@ -41,8 +41,12 @@ def test_a_builder_names_its_sizes_and_types_its_options(name):
 @pytest.mark.parametrize(
     ("settings", "spec", "sizes"),
     [
-        (specs.PlusSettings, specs.PlusSpec, {"input_size", "hidden_size"}),
-        (specs.PredictSettings, specs.PredictSpec, {"input_size", "output_size", "nade_size"}),
+        (operator_specs.PlusSettings, operator_specs.PlusSpec, {"input_size", "hidden_size"}),
+        (
+            operator_specs.PredictSettings,
+            operator_specs.PredictSpec,
+            {"input_size", "output_size", "nade_size"},
+        ),
     ],
 )
 def test_the_operators_settings_are_their_specs_fields(settings, spec, sizes):
@@ -50,13 +54,14 @@ def test_the_operators_settings_are_their_specs_fields(settings, spec, sizes):
 
 
 @pytest.mark.parametrize(
-    "literal", [specs.Place, specs.Shortcut, specs.Output, specs.OutputFrom, specs.LevelInput]
+    "literal",
+    [operator_specs.Place, operator_specs.Shortcut, specs.Output, specs.OutputFrom, specs.LevelInput],
 )
 def test_a_word_is_allowed_where_its_literal_lists_it(literal):
     for word in get_args(literal):
-        specs.one_of("test", "word", word, literal)
+        spec_fields.one_of("test", "word", word, literal)
     with pytest.raises(deeprnn.UserError, match="got 'nonsense'"):
-        specs.one_of("test", "word", "nonsense", literal)
+        spec_fields.one_of("test", "word", "nonsense", literal)
 
 
 def test_the_options_of_generate_are_those_it_knows():

@@ -11,7 +11,8 @@ import pytest
 
 from deeprnn.errors import UserError
 from deeprnn.model import paper
-from deeprnn.model.models import SequenceModel, assemble
+from deeprnn.model.models import assemble
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.model.structure import dissect, equations, label, short_count
 from deeprnn.render.model_diagram import HIGH, WIDE, model_picture, model_png, model_svg
 

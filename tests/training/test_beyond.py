@@ -9,7 +9,7 @@ import torch
 
 from deeprnn.cli import main
 from deeprnn.errors import UserError
-from deeprnn.model.models import SequenceModel
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.reproduction.entries import identity
 from deeprnn.training.dynamic import dynamic_evaluation, tuned
 from deeprnn.training.loop import Trainer, members_of

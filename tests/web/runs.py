@@ -11,7 +11,8 @@ import torch
 
 from deeprnn.data import Grid
 from deeprnn.model.metrics import HEADLINE
-from deeprnn.model.models import SequenceModel, dots_rnn, dts_rnn, rnn
+from deeprnn.model.models import dots_rnn, dts_rnn, rnn
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.model.structure import dissect, label
 from deeprnn.runs.checkpoint import save_best
 

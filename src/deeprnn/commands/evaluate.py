@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from deeprnn.model.models import SequenceModel
+    from deeprnn.model.sequence_model import SequenceModel
     from deeprnn.training.evaluate import Data, Progress
 
 

@@ -31,7 +31,7 @@ from deeprnn.generation.one_step import Array, sigmoid
 from deeprnn.generation.sampling import COLD, Pick
 
 if TYPE_CHECKING:
-    from deeprnn.model.operators import Predict
+    from deeprnn.model.predict import Predict
 
 ROUNDS = 60
 """steps of the search for c at most; about six are needed, and halving alone would end by then"""

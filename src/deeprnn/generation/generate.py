@@ -24,7 +24,7 @@ from deeprnn.generation.sampling import check, stream, symbol_picker
 
 if TYPE_CHECKING:
     from deeprnn.data.music import Grid
-    from deeprnn.model.models import SequenceModel
+    from deeprnn.model.sequence_model import SequenceModel
     from deeprnn.runs.folder import Run
 
 MUSIC_OPTIONS = ("max_notes", "independent", "ending", "tempo", "program")

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deeprnn.model.operator_specs import PlusSpec
 from deeprnn.model.overrides import changed, own_method
-from deeprnn.model.specs import PlusSpec
 
 if TYPE_CHECKING:
-    from deeprnn.model.models import SequenceModel, State
-    from deeprnn.model.operators import Plus, Predict
+    from deeprnn.model.plus import Plus
+    from deeprnn.model.predict import Predict
+    from deeprnn.model.sequence_model import SequenceModel, State
 
 Array = np.ndarray
 Step = Callable[[Tensor, "State"], "tuple[Tensor, State]"]

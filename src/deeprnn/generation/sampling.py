@@ -19,7 +19,7 @@ from deeprnn.generation.one_step import Step, fastest_step
 from deeprnn.model.nade import COLD
 
 if TYPE_CHECKING:
-    from deeprnn.model.models import SequenceModel, State
+    from deeprnn.model.sequence_model import SequenceModel, State
 
 BLOCK = 4  # rows of a batch: they cost hardly more than one, since reading the weights takes the time
 DRAWS = 256  # steps of random numbers drawn at once

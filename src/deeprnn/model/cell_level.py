@@ -14,9 +14,9 @@ from deeprnn.cells.plans import DrawSpec, Request
 from deeprnn.errors import UserError
 from deeprnn.model.cell_loop import call_cell, draw_specs, unroll_cell
 from deeprnn.model.init import InitSpec
+from deeprnn.model.operator_specs import CellSpec
 from deeprnn.model.operators import Masks
 from deeprnn.model.overrides import own_hook, refresh_weights
-from deeprnn.model.specs import CellSpec
 
 
 class CellLevel(nn.Module):

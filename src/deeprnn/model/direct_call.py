@@ -20,7 +20,7 @@ from deeprnn.cells import plans
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import Plan
-from deeprnn.model.specs import PlusSpec
+from deeprnn.model.operator_specs import PlusSpec
 from deeprnn.model.transition import cell_of
 
 WIRED = "_wired"

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from deeprnn.errors import UserError
 from deeprnn.model import init as initialisation
 from deeprnn.model.operators import enter
-from deeprnn.model.specs import EmbeddingSpec, boolean
+from deeprnn.model.spec_fields import boolean
+from deeprnn.model.specs import EmbeddingSpec
 
 
 class Embedding(nn.Module):

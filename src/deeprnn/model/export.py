@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from deeprnn.errors import UserError, need
 from deeprnn.files import replacing
 from deeprnn.model.layers import DeepRNN
-from deeprnn.model.models import SequenceModel
 from deeprnn.model.sequence_layer import SequenceLayer
+from deeprnn.model.sequence_model import SequenceModel
 
 Recurrent = SequenceModel | DeepRNN | SequenceLayer
 

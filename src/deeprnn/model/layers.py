@@ -16,9 +16,9 @@ from deeprnn.backends.single_step import as_sequence, by_torch
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import as_sizes, name_unit
 from deeprnn.model.direct_call import WIRED, Wired, call_directly, transition_wiring
+from deeprnn.model.operator_specs import Place, PlusSpec, Shortcut, warn_idle_shortcut
 from deeprnn.model.recurrent_base import RecurrentBase
 from deeprnn.model.sequence_layer import Unrolled
-from deeprnn.model.specs import Place, PlusSpec, Shortcut, warn_idle_shortcut
 from deeprnn.model.tracing import is_symbolic, leaf, traced_backend
 from deeprnn.model.transition import Weights, single_step, unroll_layers, why_not_described
 from deeprnn.model.units import Unit, UnitSpec

@@ -12,9 +12,11 @@ from torch.nn import functional as F
 from deeprnn.errors import UserError
 from deeprnn.model.equations import nade_logits
 from deeprnn.model.nade_loss import nade_nats
-from deeprnn.model.operators import Masks, Predict
+from deeprnn.model.operator_specs import PredictSettings, PredictSpec
+from deeprnn.model.operators import Masks
 from deeprnn.model.overrides import formula
-from deeprnn.model.specs import PredictSettings, PredictSpec, positive
+from deeprnn.model.predict import Predict
+from deeprnn.model.spec_fields import positive
 
 COLD = 1e-9
 """temperatures below are 0: dividing by them leaves the range of floats"""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from deeprnn.model import losses
-from deeprnn.model.models import Masks, SequenceModel, State
 from deeprnn.model.nade import NadePredict
+from deeprnn.model.operators import Masks
+from deeprnn.model.sequence_model import SequenceModel, State
 
 
 class StepNats(nn.Module):

@@ -9,7 +9,8 @@ from deeprnn.cells.cell import Cell
 from deeprnn.cells.lookup import label as cell_label
 from deeprnn.cells.lookup import on_meta
 from deeprnn.model.explain import entering_parameters, step_equations
-from deeprnn.model.specs import CellSpec, Level, ModelSpec
+from deeprnn.model.operator_specs import CellSpec, Level
+from deeprnn.model.specs import ModelSpec
 
 SUBSCRIPTS = str.maketrans("0123456789+-t", "₀₁₂₃₄₅₆₇₈₉₊₋ₜ")
 NADE = "-NADE"

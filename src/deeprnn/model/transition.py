@@ -18,7 +18,7 @@ from deeprnn.cells.description import CellDescription, from_text
 from deeprnn.cells.functions import FUNCTIONS
 from deeprnn.errors import UserError
 from deeprnn.model import equations, units
-from deeprnn.model.specs import PlusSpec
+from deeprnn.model.operator_specs import PlusSpec
 from deeprnn.model.units import UnitSpec, resolve
 
 

@@ -13,8 +13,9 @@ import torch
 from deeprnn.cells.description import CellDescription
 from deeprnn.cells.plans import Request, plan_of
 from deeprnn.model.cell_level import CellLevel
-from deeprnn.model.models import SequenceModel
-from deeprnn.model.specs import ModelSpec, PlusSpec
+from deeprnn.model.operator_specs import PlusSpec
+from deeprnn.model.sequence_model import SequenceModel
+from deeprnn.model.specs import ModelSpec
 from deeprnn.model.transition import cell_of, why_not_described
 
 if TYPE_CHECKING:

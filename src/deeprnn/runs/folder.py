@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from deeprnn.errors import UserError
 from deeprnn.files import write_atomically, write_json
 from deeprnn.model.metrics import HEADLINE
-from deeprnn.model.models import SequenceModel
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.model.specs import ModelSpec
 from deeprnn.model.structure import dissect
 from deeprnn.runs import shipped

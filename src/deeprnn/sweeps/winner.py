@@ -9,7 +9,7 @@ from typing import Any
 from deeprnn.errors import UserError
 from deeprnn.files import write_atomically, write_json
 from deeprnn.model.metrics import HEADLINE
-from deeprnn.model.models import SequenceModel
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.runs.checkpoint import load_best
 from deeprnn.runs.folder import now
 from deeprnn.runs.locking import lock

@@ -9,7 +9,7 @@ import numpy as np
 
 from deeprnn.data.audit import audit
 from deeprnn.model import metrics
-from deeprnn.model.models import SequenceModel
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.training.evaluate import Data, evaluation_plan, score
 from deeprnn.training.flat import Layout
 from deeprnn.training.recipe import EvaluationPart

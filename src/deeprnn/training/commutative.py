@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from deeprnn.errors import UserError
-from deeprnn.model.models import SequenceModel
-from deeprnn.model.operators import Plus
-from deeprnn.model.specs import ModelSpec, PlusSpec
+from deeprnn.model.operator_specs import PlusSpec
+from deeprnn.model.plus import Plus
+from deeprnn.model.sequence_model import SequenceModel
+from deeprnn.model.specs import ModelSpec
 from deeprnn.training.evaluate import Data
 from deeprnn.training.recipe import Recipe
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from deeprnn.errors import UserError
-from deeprnn.model.specs import CellSpec, ModelSpec
+from deeprnn.model.operator_specs import CellSpec
+from deeprnn.model.specs import ModelSpec
 from deeprnn.model.structure import dissect
 from deeprnn.training import rng
 from deeprnn.training.flat import Layout

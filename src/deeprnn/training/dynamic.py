@@ -19,8 +19,8 @@ from deeprnn.data.batching import EpochPlan, music_chunks, text_chunks
 from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError
 from deeprnn.model import metrics
-from deeprnn.model.models import SequenceModel
 from deeprnn.model.scoring import StepNats
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.training.evaluate import Data, Progress, check_split, summarise
 from deeprnn.training.flat import Layout
 from deeprnn.training.recipe import DataPart, OptimiserPart, Recipe, SchedulePart

@@ -16,8 +16,8 @@ from deeprnn.data.music import MusicData
 from deeprnn.data.text import TextData
 from deeprnn.errors import UserError
 from deeprnn.model import metrics
-from deeprnn.model.models import SequenceModel, State
 from deeprnn.model.scoring import StepNats
+from deeprnn.model.sequence_model import SequenceModel, State
 from deeprnn.training.flat import Layout
 from deeprnn.training.ranks import Ranks
 from deeprnn.training.recipe import EvaluationPart

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deeprnn.model.models import SequenceModel
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.training import rng
 
 

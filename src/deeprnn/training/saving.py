@@ -30,7 +30,7 @@ from deeprnn.errors import UserError
 from deeprnn.files import cannot_write, write_json
 from deeprnn.model import paper, structure
 from deeprnn.model.metrics import HEADLINE
-from deeprnn.model.models import SequenceModel
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.model.specs import Dropout
 from deeprnn.runs import checkpoint, ledger
 from deeprnn.runs.folder import (

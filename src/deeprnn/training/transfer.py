@@ -16,7 +16,7 @@ from torch import Tensor
 from deeprnn.data.music import Grid
 from deeprnn.data.text import TextData
 from deeprnn.errors import UserError
-from deeprnn.model.models import SequenceModel
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.model.specs import Dropout, ModelSpec
 from deeprnn.runs import ledger
 from deeprnn.runs.checkpoint import load_best

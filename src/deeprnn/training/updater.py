@@ -21,8 +21,8 @@ from torch.func import functional_call, vmap
 from deeprnn.backends.cuda.device import nvidia
 from deeprnn.data.batching import Batch
 from deeprnn.model import losses, scoring
-from deeprnn.model.models import SequenceModel
 from deeprnn.model.overrides import changed
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.training import noise
 from deeprnn.training.commutative import commutativity, levels_with_two_orders
 from deeprnn.training.dropconnect import DropConnect

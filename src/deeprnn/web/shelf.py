@@ -18,7 +18,7 @@ from deeprnn.web.summary import spec_of
 
 if TYPE_CHECKING:
     from deeprnn.data import Grid
-    from deeprnn.model.models import SequenceModel
+    from deeprnn.model.sequence_model import SequenceModel
     from deeprnn.model.specs import ModelSpec
     from deeprnn.runs.folder import Run
 
