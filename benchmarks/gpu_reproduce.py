@@ -64,7 +64,7 @@ from deeprnn.training.recipe import DataPart, Recipe  # noqa: E402
 from deeprnn.training.saving import member_folders  # noqa: E402
 from deeprnn.training.session import load_data, pick_device  # noqa: E402
 
-LEDGER = HERE / "results" / "runs"
+LEDGER, STUDIES = HERE / "results" / "runs", HERE / "results" / "studies"
 TO_SAVE, TO_END = 25.0, 5.0
 """seconds before the end at which training stops, and at which the process ends whatever it does"""
 EVERY = 60.0
@@ -96,6 +96,7 @@ class Slice:
             root=self.work / ("runs-" + self.home.name), ledger=self.home / RUNS,
             published=LEDGER if arguments.fresh else None,
             record_cut_off=not arguments.fresh,  # a rerun's runs are scored once, when they are whole
+            commit=arguments.commit,
         )  # fmt: skip
         for folder in (self.out, self.settings.root, self.settings.ledger):
             folder.mkdir(parents=True, exist_ok=True)
@@ -151,6 +152,10 @@ class Slice:
         if self.study is None and not self.arguments.fresh:
             for path in LEDGER.glob("*.json"):
                 write_new(self.settings.ledger / path.name, path.read_bytes())
+        if self.study is not None:  # what slices of any machine have brought together
+            known = slice_files.read_folder(STUDIES / self.study.name)
+            entries = slice_files.enter(known, self.home)[0]
+            self.say(f"{len(entries)} entries of {self.study.name} are known")
         if self.arguments.restore:
             folder = Path(self.arguments.restore)
             entries = slice_files.enter(slice_files.read_results(folder), self.home)[0]
