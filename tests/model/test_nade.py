@@ -97,7 +97,7 @@ def test_frames_that_are_no_frames_are_refused(value):
 def test_an_unknown_argument_is_answered_with_its_own_names():
     with pytest.raises(
         UserError,
-        match="NadePredict: unknown argument 'hiden_size' .*'hidden_size'.*known are hidden_size, sizes",
+        match=r"NadePredict: unknown argument 'hiden_size' .*'hidden_size'.*known are hidden_size, sizes",
     ):
         NadePredict(3, 4, hiden_size=5)  # type: ignore[call-arg]
 
