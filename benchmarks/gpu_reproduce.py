@@ -58,7 +58,7 @@ from deeprnn.reproduction.study.jobs import study_plan  # noqa: E402
 from deeprnn.reproduction.study.plan_file import Study, read_study  # noqa: E402
 from deeprnn.reproduction.study.run import DIVERGED, STARTED, read_runs, run_study  # noqa: E402
 from deeprnn.runs.folder import command_line, commit, environment  # noqa: E402
-from deeprnn.training.clean import Part, clean_parts  # noqa: E402
+from deeprnn.training.clean import SplitSubset, clean_parts  # noqa: E402
 from deeprnn.training.cuda_graph import on_own_stream  # noqa: E402
 from deeprnn.training.recipe import DataPart, Recipe  # noqa: E402
 from deeprnn.training.saving import member_folders  # noqa: E402
@@ -73,7 +73,7 @@ TO_COMPILE = 90.0
 """seconds after which what is not compiled ahead is left to the runs"""
 
 
-def parts_of_test(part: DataPart) -> Mapping[str, Part]:
+def parts_of_test(part: DataPart) -> Mapping[str, SplitSubset]:
     """What of a test part is clean, for a worker: an audit takes up to a minute."""
     return clean_parts(load_data(part), clean_scores.SPLIT)
 
@@ -109,7 +109,7 @@ class Slice:
         self.over, self.ended = threading.Event(), threading.Event()
         self.commit = arguments.commit or commit()
         self.scoring: threading.Thread | None = None
-        self.audits: dict[str, Future[Mapping[str, Part]]] = {}
+        self.audits: dict[str, Future[Mapping[str, SplitSubset]]] = {}
 
     def say(self, line: str) -> None:
         """To the terminal and the log, at once."""
@@ -250,7 +250,7 @@ class Slice:
                 self.settings.root, self.settings.ledger, self.device, data_of, self.say, self._parts_of
             )
 
-    def _parts_of(self, data: Any) -> Mapping[str, Part]:
+    def _parts_of(self, data: Any) -> Mapping[str, SplitSubset]:
         audit = self.audits.get(data.name)
         return clean_parts(data, clean_scores.SPLIT) if audit is None else audit.result()
 
