@@ -15,7 +15,6 @@ from deeprnn.cells import draws, plans
 from deeprnn.cells.cell import Cell, handle_of
 from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import DrawSpec, Layout, Request
-from deeprnn.cells.tracing.recording import replaced
 from deeprnn.errors import UserError
 from deeprnn.model.tracing import traced_backend
 
@@ -235,11 +234,10 @@ def call_cell(
         arguments = (x, *states)
         if tensors is None:
             new = cell(*arguments)
-        elif torch.jit.is_tracing():  # type: ignore[attr-defined]  # where functional_call does not work
-            with replaced(cell, tensors):
-                new = cell(*arguments)
-        else:
+        elif torch.compiler.is_compiling():  # which knows this way
             new = functional_call(cell, dict(tensors), arguments)
+        else:
+            new = plans.with_tensors(cell, tensors)(*arguments)
         return [h.to(old.dtype) for h, old in zip(_as_states(cell, new), states, strict=True)]
 
 
