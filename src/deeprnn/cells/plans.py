@@ -68,13 +68,17 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell's plan: `reason` is why there is no description; `restless`: because the step changes the cell."""
+    """A cell's plan: `reason` is why there is no description; `restless`: because the step changes the cell.
+
+    `may_write` says whether the step may write into the tensors that it is given.
+    """
 
     key: str
     traced: Traced | None = None
     layout: Layout | None = None
     reason: str = ""
     restless: bool = False
+    may_write: bool = False
 
 
 PLANS: dict[str, Plan] = {}
@@ -198,7 +202,8 @@ def _make(cell: Cell, request: Request, held: dict[str, Tensor]) -> tuple[Plan, 
     try:
         traced, layout, graphs = in_fresh_thread(describe)
     except Undescribable as error:
-        plan = Plan(key, reason=str(error), restless=isinstance(error, ChangesItself))
+        restless = isinstance(error, ChangesItself)
+        plan = Plan(key, reason=str(error), restless=restless, may_write=error.may_write)
     else:
         plan = Plan(key, traced, layout)
         for name, graph in graphs._asdict().items():
@@ -317,6 +322,11 @@ def compiled_layout(key: str) -> Layout | None:
     return PLANS[key].layout
 
 
+def compiled_may_write(key: str) -> bool:
+    """Whether the step of a plan may write into its arguments."""
+    return PLANS[key].may_write
+
+
 def compiled_settings(handle: str) -> Sequence[tuple[tuple[str, ...], str, str, Any]]:
     """(path, attribute, kind, what it stands for) of a cell's settings: a compiler guards on them by comparing.
 
@@ -351,5 +361,5 @@ def compiled_step(handle: str) -> int:
     return id(type(CELLS[handle]).step)
 
 
-for _function in (compiled_plan, compiled_layout, compiled_settings, compiled_step):
+for _function in (compiled_plan, compiled_layout, compiled_may_write, compiled_settings, compiled_step):
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, the answer kept

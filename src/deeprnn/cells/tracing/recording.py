@@ -46,6 +46,9 @@ GRADIENTS = (
 class Undescribable(Exception):
     """A step that cannot be written as a cell's description; the message names the operation and the line."""
 
+    may_write = True
+    """whether the step may write into its arguments: what was recorded to the end does not"""
+
 
 class ChangesItself(Undescribable):
     """A step that does something besides returning its new states."""
