@@ -3,9 +3,9 @@
     python benchmarks/gpu_kernels.py OUT [KERNEL ...] [--best 7] [--distinct]
 
 For every cell and batch the shapes that the cost model of a kernel ranks first, with --distinct one of each structure
-(how many blocks, warps, streams), compiled beforehand on all cores. A kernel is cluster, tensor_core, whole_card or
-whole_card_tensor_core; `gates` is the tensor-core kernel backward, which scales gated cells by tiles. A row
-for each goes to OUT/sweep.jsonl: what the model expected (`plan.cost`, cycles a step), the largest relative error and
+(how many blocks, warps, groups of rows), compiled beforehand on all cores. A kernel is cluster, tensor_core, whole_card
+or whole_card_tensor_core; `gates` is the tensor-core kernel backward, which scales gated cells by tiles. A row for
+each goes to OUT/sweep.jsonl: what the model expected (`plan.cost`, cycles a step), the largest relative error and
 microseconds a step in a CUDA graph. The first row says which code and machine they come from.
 """
 
@@ -165,7 +165,7 @@ def first_ones(plans: list[KernelPlan], best: int, distinct: bool) -> list[Kerne
     """Those that the cost model ranks first; `distinct`: of each structure only one."""
     found: dict[Any, KernelPlan] = {}
     for i, plan in enumerate(sorted(plans, key=lambda p: p.cost)):
-        names = ("cluster", "threads", "through_l2", "streams", "finishers", "team", "teams")
+        names = ("cluster", "threads", "through_l2", "row_groups", "finishers", "team", "teams")
         found.setdefault(tuple(getattr(plan, n, None) for n in names) if distinct else i, plan)
     return list(found.values())[:best]
 

@@ -38,7 +38,7 @@ def _forget() -> None:
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
-    unrolling._linear_cases.clear()
+    unrolling._projection_cases.clear()
     direct._calls.clear()
     direct._seen.clear()
 

@@ -65,7 +65,7 @@ INSIDE = {
         {"cuda.epilogue"},
         {"cuda.recurrence"},
         {"cuda.stepwise", "cuda.time_chunks"},
-        {"cuda.linear"},
+        {"cuda.input_projection"},
         {"cuda.direct"},
         {"cpu", "cuda"},
         {"choose", "autograd"},

@@ -86,7 +86,7 @@ def highway(H: int, depth: int) -> CellDescription:
 def leaky(H: int) -> CellDescription:
     """h + α (tanh(a) - h) with a rate for each unit, and noise as a stream."""
     h, rate = leaf("state", 0), leaf("vector", 0)
-    out = h + rate * (apply("tanh", pre(0) + leaf("stream", 0)) - h)
+    out = h + rate * (apply("tanh", pre(0) + leaf("mask", 0)) - h)
     return CellDescription((H,), (Stage(H, gates(1, H), (out,)),), (Output(0, 0),), ((H, H),), H, (H,), (H,))
 
 

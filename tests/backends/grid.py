@@ -149,9 +149,9 @@ def _draw(case: Case, seed: int) -> Tensors:
         f"vector{i}": (least + torch.rand(*lead, n, generator=generator)).double()
         for i, n in enumerate(cell.vectors)
     }
-    for i, n in enumerate(cell.streams):  # every other one of the whole sequence
+    for i, n in enumerate(cell.masks):  # every other one of the whole sequence
         shape = (T, B, n) if i % 2 == 0 else (B, n)
-        tensors[f"stream{i}"] = (torch.rand(*lead, *shape, generator=generator) < 0.7).double() * 1.5
+        tensors[f"mask{i}"] = (torch.rand(*lead, *shape, generator=generator) < 0.7).double() * 1.5
     tensors |= {f"gradient{k}": normal(T, B, cell.stages[o.stage].size) for k, o in enumerate(cell.outputs)}
     if case.reset:
         tensors["reset"] = torch.rand(T, B, generator=generator) < 0.35
@@ -198,7 +198,7 @@ def inputs_of(cell: CellDescription, tensors: Tensors) -> Inputs:
         group("state", len(cell.states)),
         group("matrix", len(cell.matrices)),
         group("vector", len(cell.vectors)),
-        group("stream", len(cell.streams)),
+        group("mask", len(cell.masks)),
         tensors.get("reset"),
     )
 
@@ -250,7 +250,7 @@ def compute(unroll: Unroll, case: Case, tensors: Tensors, device: str) -> tuple[
 
     run = torch.func.vmap(one) if case.population else one
     assert inputs.A is not None
-    outputs = run(inputs.A, inputs.states, inputs.matrices, inputs.vectors, inputs.streams)
+    outputs = run(inputs.A, inputs.states, inputs.matrices, inputs.vectors, inputs.masks)
     return _collect(case, outputs, given, leaves), leaves
 
 

@@ -31,7 +31,7 @@ class _Draft:
         self.states = [self.draw.choice(self.sizes) for _ in range(self.draw.choice((1, 1, 2, 3)))]
         self.matrices: list[tuple[int, int]] = []
         self.vectors: list[int] = []
-        self.streams: list[int] = []
+        self.masks: list[int] = []
         self.stages: list[Stage] = []
         self.entry_width = 0
 
@@ -90,7 +90,7 @@ class _Draft:
             if stage.size == size
             for k in range(len(stage.outputs))
         ]
-        for kind, sizes in (("vector", self.vectors), ("stream", self.streams)):
+        for kind, sizes in (("vector", self.vectors), ("mask", self.masks)):
             if self.draw.random() < 0.4 or (kind == "vector" and not found):
                 sizes.append(size)
             found += [leaf(kind, i) for i, n in enumerate(sizes) if n == size]
@@ -167,7 +167,7 @@ def random_cell(seed: int) -> CellDescription:
         matrices=tuple(draft.matrices),
         entry_width=draft.entry_width,
         vectors=tuple(draft.vectors),
-        streams=tuple(draft.streams),
+        masks=tuple(draft.masks),
     )
 
 
@@ -186,7 +186,7 @@ class Shape(NamedTuple):
 
 
 def random_inputs(cell: CellDescription, shape: Shape, seed: int) -> Inputs:
-    """Inputs in float64; streams are masks of 0 and 1.25, every other one the same at all steps."""
+    """Inputs in float64; masks are 0 or 1.25, every other one the same at all steps."""
     generator = torch.Generator().manual_seed(seed)
     lead = () if shape.P is None else (shape.P,)
     rows = (shape.T, shape.B)
@@ -203,7 +203,7 @@ def random_inputs(cell: CellDescription, shape: Shape, seed: int) -> Inputs:
         [normal(shape.B, n) for n in cell.states],
         [normal(m, n, scale=0.7 / n**0.5) for m, n in cell.matrices],
         [1.0 + 0.3 * normal(n) for n in cell.vectors],
-        [mask(*(rows if i % 2 == 0 else rows[1:]), n) for i, n in enumerate(cell.streams)],
+        [mask(*(rows if i % 2 == 0 else rows[1:]), n) for i, n in enumerate(cell.masks)],
         reset,
     )
 
@@ -215,5 +215,5 @@ def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
         states=[x.to(dtype) for x in inputs.states],
         matrices=[x.to(dtype) for x in inputs.matrices],
         vectors=[x.to(dtype) for x in inputs.vectors],
-        streams=[x.to(dtype) for x in inputs.streams],
+        masks=[x.to(dtype) for x in inputs.masks],
     )

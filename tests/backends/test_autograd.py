@@ -78,8 +78,8 @@ def leaves(cell: CellDescription = DTS, T=4, B=2, P=(), dtype=torch.float32) -> 
 
 
 def inputs_of(x: Sequence[Tensor], cell: CellDescription = DTS, reset: Tensor | None = None) -> Inputs:
-    streams = [torch.linspace(0.5, 2, n, dtype=x[0].dtype).expand(x[1].shape[-2], n) for n in cell.streams]
-    return Inputs.of(cell, [*x, *streams, *([] if reset is None else [reset])])
+    masks = [torch.linspace(0.5, 2, n, dtype=x[0].dtype).expand(x[1].shape[-2], n) for n in cell.masks]
+    return Inputs.of(cell, [*x, *masks, *([] if reset is None else [reset])])
 
 
 def run(x: Sequence[Tensor], cell: CellDescription = DTS, reset: Tensor | None = None) -> list[Tensor]:

@@ -489,10 +489,10 @@ def test_reasons_for_refusing_name_the_remedy():
 
 def test_gradients_may_be_missing_and_streams_may_be_still():
     """What is absent counts as zero; a stream without time is the same at every step."""
-    cell = random_cell(3) if random_cell(3).streams else cells_by_hand.leaky(9)
+    cell = random_cell(3) if random_cell(3).masks else cells_by_hand.leaky(9)
     inputs = inputs_for(cell, seed=4)
-    still = inputs._replace(streams=[x[0] if x.dim() == 3 else x for x in inputs.streams])
-    moving = still._replace(streams=[x.expand(6, *x.shape) for x in still.streams])
+    still = inputs._replace(masks=[x[0] if x.dim() == 3 else x for x in inputs.masks])
+    moving = still._replace(masks=[x.expand(6, *x.shape) for x in still.masks])
     for a, b in zip(results(cell, still), results(cell, moving), strict=True):
         assert torch.equal(a, b)
     case = Case(LSTM, torch.device("cpu"), torch.float32)

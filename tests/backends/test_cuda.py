@@ -162,7 +162,7 @@ LEVEL = Case(
     "200x193", transition((200, 193), ("tanh", "sigmoid")), 6, 21, reset=True
 )  # layers of as many tiles
 WIDE_LSTM = Case("lstm", cells_by_hand.lstm(200), 6, 21, reset=True)
-# cluster, warps over units, warps over the inner dimension, rows, streams, through L2, finishers
+# cluster, warps over units, warps over the inner dimension, rows, row groups, through L2, finishers
 TENSOR_CORES = [
     *((8, 2, 4, 8), (8, 1, 8, 5), (4, 4, 2, 21), (8, 2, 2, 16), (4, 2, 4, 12), (4, 4, 1, 30), (8, 1, 4, 40)),
     *((4, 3, 2, 5), (4, 3, 4, 18), (9, 1, 4, 3), (7, 2, 2, 13), (5, 3, 2, 9)),
@@ -179,7 +179,7 @@ TENSOR_CORE_TESTS = [
     *((shape, LEVEL, "registers") for shape in ((7, 2, 4, 21, 3), (13, 1, 4, 12, 2), (9, 2, 3, 20, 5))),
     ((7, 2, 4, 16, 2), replace(LEVEL, population=2, reset=False), "shared memory"),
     ((13, 1, 4, 9, 3), SHALLOW, "registers"),
-    ((7, 2, 4, 21, 3), WIDE, "registers"),  # streams of layers of unequal width
+    ((7, 2, 4, 21, 3), WIDE, "registers"),  # row groups, layers of unequal width
     *((shape, WIDE, "registers") for shape in ((8, 2, 4, 8, 1, False), (9, 1, 4, 21, 3, False))),
     *((shape, WIDE, "registers") for shape in ((8, 2, 4, 8, 1, True, 8), (5, 1, 8, 21, 3, True, 8))),
     ((4, 2, 4, 12, 1, False), SHALLOW, "registers"),

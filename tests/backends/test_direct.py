@@ -18,7 +18,7 @@ from torch import nn
 
 import deeprnn
 from deeprnn.backends import direct
-from deeprnn.backends.cuda import driver, linear
+from deeprnn.backends.cuda import driver, input_projection
 from deeprnn.backends.cuda.gemm import outer_products, row_products
 from deeprnn.backends.cuda.recording import NotRecordable, Recorder
 from deeprnn.backends.cuda.recurrence import launch, max_abs_scan
@@ -110,7 +110,7 @@ def emulated(kernels, monkeypatch):
         monkeypatch.setattr(row_products, "kernels", rows)
         monkeypatch.setattr(launch, "load_kernel", loop)
         monkeypatch.setattr(max_abs_scan, "load_kernel", scan)
-        monkeypatch.setattr(linear, "FEWEST_ROWS", 8)
+        monkeypatch.setattr(input_projection, "FEWEST_ROWS", 8)
         yield fired
 
 

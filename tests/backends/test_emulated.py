@@ -144,7 +144,7 @@ def test_whole_card_kernel(case, shape, cramped, monkeypatch):
 # ---- one cluster, products on the tensor cores
 
 WIDE = by_name(33)
-# case, (cluster, warps over units, warps over the inner dimension, rows, streams, through L2), weights in registers
+# case, (cluster, warps over units, warps over the inner dimension, rows, row groups, through L2), weights in registers
 TENSOR_CORES = [
     (Case("dts", WIDE["dts"], 5, 5, reset=True), (2, 1, 4, 3), True),
     (Case("dts3", WIDE["dts3"], 4, 6, population=2), (3, 1, 4, 6, 2), True),
@@ -152,7 +152,7 @@ TENSOR_CORES = [
     (Case("lstm", WIDE["lstm"], 5, 5, reset=True, population=2), (2, 1, 4, 3), True),
     (Case("gru", WIDE["gru"], 5, 6), (3, 1, 4, 6, 2), False),
     (Case("pooled", WIDE["pooled"], 4, 3), (2, 1, 2, 3), True),
-    # What units carry goes from one finishing warp to another where streams do not divide evenly.
+    # What units carry goes from one finishing warp to another where groups of rows do not divide evenly.
     (Case("lstm", WIDE["lstm"], 6, 9, reset=True), (2, 1, 4, 9, 3), True),
     (Case("gru", WIDE["gru"], 6, 15), (3, 1, 4, 15, 5), True),
     (Case("gru-published", WIDE["gru-published"], 5, 6, reset=True, population=2), (2, 1, 4, 6, 2), True),

@@ -76,9 +76,9 @@ def test_what_was_decided_for_the_double_is_forgotten():
     with rehearsal():
         for _ in range(2):
             layer(x)
-        assert unrolling._linear_cases
+        assert unrolling._projection_cases
         assert direct._calls
-    assert not unrolling._linear_cases
+    assert not unrolling._projection_cases
     assert not direct._calls
     truth = torch.nn.RNN(4, 3)
     truth.load_state_dict(layer.state_dict())

@@ -30,5 +30,5 @@ def test_of_each_structure_one_shape_can_be_swept():
     shapes = [
         s for s in gpu_kernels.shapes(["gates"], 4, distinct=True) if (s.name, s.batch) == ("gru256", 256)
     ]
-    structures = {(s.plan.cluster, s.plan.threads, s.plan.streams, s.plan.finishers) for s in shapes}
+    structures = {(s.plan.cluster, s.plan.threads, s.plan.row_groups, s.plan.finishers) for s in shapes}
     assert len(structures) == len(shapes) == 4

@@ -24,7 +24,7 @@ from deeprnn.model.structure import dissect, equations, label
 from deeprnn.render.model_diagram import model_svg
 from deeprnn.runs.folder import load_run, population
 from deeprnn.training.recipe import Recipe, to_toml
-from deeprnn.training.session import resume, run_recipe
+from deeprnn.training.session import recipe_of, run_recipe
 from tests.small_runs import music_folder
 from tests.training import toys
 
@@ -149,7 +149,10 @@ def test_a_run_learns_is_resumed_and_generates(tmp_path, text):
     assert rows[-1]["train"] < rows[0]["train"]
     assert run.info["label"] == "GRU"
     assert run.info["parameters"] == sum(p.numel() for p in run.model().parameters())
-    assert resume(tmp_path / "run", data=toys.text() if text else toys.music()) == result
+    assert (
+        run_recipe(recipe_of(tmp_path / "run"), tmp_path / "run", data=toys.text() if text else toys.music())
+        == result
+    )
     assert run.generate(length=5) is not None
 
 

@@ -38,7 +38,7 @@ def layer_of(name, dtype=torch.float64, **options):
 
 def inputs(layer, dtype=torch.float64, batch=B):
     generator = torch.Generator().manual_seed(1)
-    rows = layer.num_layers * layer.directions
+    rows = layer.num_layers * layer.num_directions
     x = torch.randn(T, batch, I, dtype=dtype, generator=generator)
     states = [torch.randn(rows, batch, n, dtype=dtype, generator=generator) for n in layer.state_sizes]
     return x, states[0] if len(states) == 1 else tuple(states)

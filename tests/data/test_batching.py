@@ -99,20 +99,6 @@ def test_a_plan_resumes_in_mid_epoch():
         again[len(again)]
 
 
-def test_stacked_equals_batches_one_by_one():
-    plan = music_chunks(make_songs([17, 5, 9, 26, 3]), chunk=8, seed=0, epoch=0)
-    seen = []
-    for length in plan.distinct_lengths:
-        stacked = plan.stacked(length)
-        for at, i in enumerate(stacked.order):
-            for a, b in zip(stacked[:4], plan[i], strict=True):
-                assert torch.equal(a[at], b)
-        seen += stacked.order
-    assert sorted(seen) == list(range(len(plan)))
-    with pytest.raises(ValueError, match="no batch has 7 steps"):
-        plan.stacked(7)
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 90), st.integers(1, 12), st.integers(1, 5), st.integers(0, 6))
 def test_text_scores_every_symbol_but_the_first_once(size, chunk, lanes, warm_up):
@@ -186,9 +172,6 @@ def test_batches_made_on_the_gpu_equal_those_made_on_the_cpu():
         moved = plan.to("cuda")
         for ours, theirs in zip(plan, moved, strict=True):
             assert all(torch.equal(a, b.cpu()) for a, b in zip(ours, theirs, strict=True))
-        length = plan.distinct_lengths[-1]
-        ours, theirs = plan.stacked(length), moved.stacked(length)
-        assert all(torch.equal(a, b.cpu()) for a, b in zip(ours[:4], theirs[:4], strict=True))
         scores = moved.new_scores(2)
         for i, batch in enumerate(moved):
             moved.record(scores, i, torch.ones(2, *batch.mask.shape, device="cuda"))

@@ -12,7 +12,7 @@ import torch
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.generation import generate
-from deeprnn.generation.generate import sample_music, sample_text, stream_music, stream_symbols
+from deeprnn.generation.generate import sample_rolls, stream_music, stream_symbols, text_from_run
 from deeprnn.generation.one_step import ALONE, FewRows, Product, can_serve, fastest_step
 from deeprnn.generation.outputs import Music, Text, numbered, spell
 from deeprnn.generation.sampling import BLOCK
@@ -45,6 +45,14 @@ def text_model(size: int) -> SequenceModel:
     return model.eval()
 
 
+def rolls_of(model: SequenceModel, length: int, **options) -> list[np.ndarray]:
+    return sample_rolls(model, length, **options)[0]
+
+
+def text_of(primer: str = "", **options) -> str:
+    return text_from_run(fake_run("char"), primer, keep_primer=False, **options).texts[0]
+
+
 def fake_run(kind: str) -> SimpleNamespace:
     """What generation needs of a run."""
     vocabulary = {"music": None, "char": LETTERS, "word": WORDS}[kind]
@@ -62,7 +70,7 @@ def fake_run(kind: str) -> SimpleNamespace:
 
 def test_same_seed_same_music_and_another_seed_another():
     model = music_model()
-    a, b, c = (sample_music(model, 30, seed=s)[0] for s in (1, 1, 2))
+    a, b, c = (rolls_of(model, 30, seed=s)[0] for s in (1, 1, 2))
     assert a.shape == (30, KEYS)
     assert a.dtype == np.uint8
     assert (a == b).all()
@@ -72,16 +80,16 @@ def test_same_seed_same_music_and_another_seed_another():
 
 def test_a_sample_depends_on_seed_and_number_alone():
     model = music_model()
-    many = sample_music(model, 40, count=19, seed=5)
-    assert (sample_music(model, 40, count=1, seed=5)[0] == many[0]).all()
-    few = sample_music(model, 40, count=10, seed=5)
+    many = rolls_of(model, 40, count=19, seed=5)
+    assert (rolls_of(model, 40, count=1, seed=5)[0] == many[0]).all()
+    few = rolls_of(model, 40, count=10, seed=5)
     assert all((a == b).all() for a, b in zip(few, many, strict=False))
     assert (many[0] != many[BLOCK]).any()  # the same row of another block
 
 
 def test_a_longer_sample_begins_like_a_shorter_one():
     model = music_model()
-    assert (sample_music(model, 300, seed=2)[0][:30] == sample_music(model, 30, seed=2)[0]).all()
+    assert (rolls_of(model, 300, seed=2)[0][:30] == rolls_of(model, 30, seed=2)[0]).all()
 
 
 def test_sampling_is_the_models_distribution():
@@ -106,9 +114,9 @@ def test_notes_come_as_often_as_their_probabilities_say():
 
 def test_a_primer_sets_the_state_and_is_kept_or_dropped():
     model = music_model()
-    primer = sample_music(model, 20, seed=9)[0]
-    whole = sample_music(model, 15, seed=1, primer=primer)[0]
-    tail = sample_music(model, 15, seed=1, primer=primer, keep_primer=False)[0]
+    primer = rolls_of(model, 20, seed=9)[0]
+    whole = rolls_of(model, 15, seed=1, primer=primer)[0]
+    tail = rolls_of(model, 15, seed=1, primer=primer, keep_primer=False)[0]
     assert (whole[:20] == primer).all()
     assert (whole[20:] == tail).all()
     with torch.no_grad():
@@ -139,7 +147,7 @@ def test_temperature_zero_is_the_likeliest_notes_as_many_as_are_expected():
     expected = round(float(torch.sigmoid(logits).sum()))
     assert frames[0].sum() == expected > 0
     assert set(np.flatnonzero(frames[0])) == set(logits.topk(expected).indices.tolist())
-    rolls = sample_music(model, 20, temperature=0.0, seed=1), sample_music(model, 20, temperature=0.0, seed=2)
+    rolls = rolls_of(model, 20, temperature=0.0, seed=1), rolls_of(model, 20, temperature=0.0, seed=2)
     assert (rolls[0][0] == rolls[1][0]).all()
 
 
@@ -163,17 +171,16 @@ def test_music_options_are_checked(options, words):
 
 def test_more_than_memory_holds_is_refused_before_it_is_asked_for():
     with pytest.raises(UserError, match="count=100000000 must be"):
-        sample_music(music_model(), 8, count=100_000_000)
+        rolls_of(music_model(), 8, count=100_000_000)
     with pytest.raises(UserError, match="at most 2,000,000"):
-        sample_music(music_model(), 1_000_000, count=9_000)
+        rolls_of(music_model(), 1_000_000, count=9_000)
 
 
 def test_the_smallest_temperature_is_as_cold_as_none():
     """Dividing by it would leave the range of floats, and what is not a number is no distribution."""
-    model, letters = text_model(5), "abcde"
-    cold = ["".join(sample_text(model, letters, length=12, seed=3, temperature=t)) for t in (0.0, 1e-60)]
+    cold = [text_of(length=12, seed=3, temperature=t) for t in (0.0, 1e-60)]
     assert cold[0] == cold[1]
-    rolls = generate.sample_rolls(music_model(), 6, temperature=1e-60)
+    rolls = sample_rolls(music_model(), 6, temperature=1e-60)
     assert np.isfinite(rolls[1]).all()
 
 
@@ -189,13 +196,13 @@ def test_a_long_primer_is_heard_in_parts(monkeypatch):
 
 
 def test_text_streams_and_repeats_with_its_seed():
-    model = text_model(len(LETTERS))
-    stream = sample_text(model, LETTERS, length=50, seed=1)
-    first = next(stream)
-    text = first + "".join(stream)
+    pieces: list[str] = []
+    text = text_of(length=50, seed=1, show=pieces.append)
     assert len(text) == 50
-    assert text == "".join(sample_text(model, LETTERS, length=50, seed=1))
-    assert text != "".join(sample_text(model, LETTERS, length=50, seed=2))
+    assert len(pieces) > 1
+    assert "".join(pieces) == text
+    assert text == text_of(length=50, seed=1)
+    assert text != text_of(length=50, seed=2)
 
 
 def test_text_of_a_sample_is_independent_of_the_count():
@@ -250,8 +257,7 @@ def test_a_text_primer_is_heard():
     ids = [LETTERS.index(c) for c in primer]
     with torch.no_grad():
         logits, _ = model(torch.tensor(ids).unsqueeze(1))
-    got = "".join(sample_text(model, LETTERS, length=1, temperature=0.0, primer=primer))
-    assert got == LETTERS[int(logits[-1, 0].argmax())]
+    assert text_of(primer, length=1, temperature=0.0) == LETTERS[int(logits[-1, 0].argmax())]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +267,7 @@ def test_a_text_primer_is_heard():
 )  # fmt: skip
 def test_text_options_are_checked(options, words):
     with pytest.raises(UserError, match=words):
-        sample_text(text_model(len(LETTERS)), LETTERS, **options)
+        text_of(**options)
 
 
 def test_models_of_the_other_kind_are_refused():
@@ -415,7 +421,7 @@ def test_other_models_take_the_models_own_step(shape: dict):
     model = build(assemble(input_size=KEYS, output_size=KEYS, **shape), seed=0).eval()
     assert not can_serve(model)
     assert fastest_step(model) == model.step
-    assert sample_music(model, 4, seed=0)[0].shape == (4, KEYS)
+    assert rolls_of(model, 4, seed=0)[0].shape == (4, KEYS)
 
 
 def test_double_precision_takes_the_models_own_step():
@@ -436,5 +442,5 @@ def test_products_of_few_rows_are_cut_to_what_one_thread_takes(shape: tuple[int,
 def test_sampling_leaves_the_model_as_it_was():
     model = music_model()
     before = {name: p.clone() for name, p in model.named_parameters()}
-    sample_music(model, 10, seed=0, count=5)
+    rolls_of(model, 10, seed=0, count=5)
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())

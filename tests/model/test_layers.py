@@ -17,6 +17,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
+import deeprnn
 from deeprnn import DeepRNN
 from deeprnn.backends.choose import choose
 from deeprnn.cells.deep_transition import DeepTransition
@@ -386,9 +387,10 @@ def test_a_wrong_input_is_named_with_its_value(x, h0, error, words):
 @pytest.mark.parametrize(
     "x", [torch.zeros(T, B, I), torch.zeros(B, I + 1), None, torch.zeros(B, I, **DOUBLE)]
 )
-def test_a_wrong_step_is_named(x):
+@pytest.mark.parametrize("kind", [DeepRNN, deeprnn.GRU, deeprnn.LSTM, deeprnn.RHN])
+def test_a_wrong_step_is_named(kind, x):
     with pytest.raises((RuntimeError, ValueError), match=r"x must be|dtype"):
-        DeepRNN(I, H).step(x)
+        kind(I, H).step(x)
 
 
 def test_both_ways_has_no_step():
@@ -402,9 +404,11 @@ def test_a_wrong_packed_sequence_is_named():
         DeepRNN(I, H)(packed)
 
 
-def test_dropout_with_nothing_to_drop_warns():
-    with pytest.warns(UserWarning, match="num_layers"):
-        DeepRNN(I, H, dropout=0.5)
+@pytest.mark.parametrize("kind", [DeepRNN, deeprnn.GRU, deeprnn.LSTM, deeprnn.RHN])
+def test_dropout_with_nothing_to_drop_warns_whoever_asked_for_it(kind):
+    with pytest.warns(UserWarning, match="num_layers") as warned:
+        kind(I, H, dropout=0.5)
+    assert warned[0].filename == __file__
 
 
 ANY = st.one_of(

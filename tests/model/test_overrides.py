@@ -442,8 +442,9 @@ def test_a_hook_on_a_level_of_cells_is_refused_for_it_would_never_run():
 
 
 @OLD_STYLE
-def test_one_step_of_a_layer_sees_the_weights_that_a_hook_computes():
-    layer, x = DeepRNN(I, H), torch.randn(T, B, I)
+@pytest.mark.parametrize("kind", [DeepRNN, deeprnn.GRU, deeprnn.LSTM])
+def test_one_step_of_a_layer_sees_the_weights_that_a_hook_computes(kind):
+    layer, x = kind(I, H), torch.randn(T, B, I)
     nn.utils.weight_norm(layer, "weight_hh_l0")
     with torch.no_grad():
         layer.weight_hh_l0_g.mul_(3)  # type: ignore[operator]

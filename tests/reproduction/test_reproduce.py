@@ -48,7 +48,7 @@ def settings(folder: Path, *only: str, **more) -> Settings:
     )
 
 
-def by_name(plan: planning.Plan) -> dict[str, Job]:
+def by_name(plan: planning.JobPlan) -> dict[str, Job]:
     names = [job.name for job in plan.jobs]
     assert len(set(names)) == len(names)
     return dict(zip(names, plan.jobs, strict=True))
@@ -108,7 +108,7 @@ def test_narrow_models_come_first_and_two_wide_ones_beside_them(
         [f"{data}/{kind}" for data in paper.INPUTS for kind in ("rnn", "dts")], [], tmp_path
     ).jobs
     own_loop(monkeypatch, jobs, rnn=NARROW, dts=WIDE)
-    runner = _Runner(Settings(device="cuda"), planning.Plan(jobs), print, lambda: None, [], Outcome())
+    runner = _Runner(Settings(device="cuda"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
     kinds = []
     while job := runner._ready():
         kinds.append(job.recipe.model.kind)
@@ -117,7 +117,7 @@ def test_narrow_models_come_first_and_two_wide_ones_beside_them(
     assert kinds == ["rnn"] * 5 + ["dts"] * 2
     runner.running = {f: j for f, j in runner.running.items() if j.wide}
     assert len(_started(runner)) == 3, "with no narrow one beside them wide ones may be more"
-    free = _Runner(Settings(device="cpu"), planning.Plan(jobs), print, lambda: None, [], Outcome())
+    free = _Runner(Settings(device="cpu"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
     assert free._ready() is jobs[0], "on a CPU there is nothing to share"
 
 

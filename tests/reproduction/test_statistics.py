@@ -80,21 +80,6 @@ def test_holm_is_the_step_down_of_its_definition():
     assert statistics.holm([None]) == [None]
 
 
-def test_sign_flips_agree_with_scipys_exact_permutation():
-    gaps = draws(8, 0.5, 1.0, 7)
-    theirs = stats.permutation_test(
-        (gaps,),
-        lambda x, axis: x.mean(axis=axis),
-        permutation_type="samples",
-        n_resamples=math.inf,
-        vectorized=True,
-    )
-    assert statistics.sign_flips(gaps) == pytest.approx(theirs.pvalue)
-    assert statistics.sign_flips([0.1] * 5) == 2 / 32
-    with pytest.raises(ValueError, match="got 21"):
-        statistics.sign_flips([1.0] * 21)
-
-
 def test_edges_of_few_and_equal_values():
     alone = statistics.paired([8.0], [8.4])
     assert (alone.p, alone.interval, alone.effect, alone.better) == (None, None, None, 1)

@@ -204,7 +204,7 @@ def test_the_view_shows_an_epoch_a_line(tmp_path, monkeypatch, terminal):
     monkeypatch.setattr(run_view, "console", lambda: screen)
     monkeypatch.setattr(run_view, "REFRESH", 0.0)
 
-    class Closing(run_view.View):
+    class Closing(run_view.RunView):
         def epoch_ended(self, trainer, rows):
             super().epoch_ended(trainer, rows)
             if trainer.schedule.done:

@@ -21,7 +21,7 @@ from deeprnn.training.evaluate import evaluate, evaluation_plan, one_gram, score
 from deeprnn.training.loop import NonFinite, Trainer
 from deeprnn.training.recipe import EvaluationPart, override
 from deeprnn.training.saving import Interrupted
-from deeprnn.training.session import resume, run_recipe
+from deeprnn.training.session import recipe_of, run_recipe
 from tests.helpers import benchmark_data
 from tests.torture.stories import outcome
 from tests.training.toys import DEEP, music, recipe, text
@@ -256,7 +256,7 @@ def test_a_signal_while_scoring_saves_and_going_on_is_bit_equal(tmp_path, at):
     with pytest.raises(Interrupted):
         run_recipe(settings, tmp_path / "cut", data=music(), watch=lambda t, f: [Scored(at)])
     assert Run(tmp_path / "cut" / "seed-1").info["status"] == "stopped"
-    resume(tmp_path / "cut", data=music())
+    run_recipe(recipe_of(tmp_path / "cut"), tmp_path / "cut", data=music())
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 

@@ -13,7 +13,7 @@ from deeprnn.training.dynamic import dynamic_evaluation
 from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import Trainer
 from deeprnn.training.recipe import Recipe, override
-from deeprnn.training.session import resume, run_recipe
+from deeprnn.training.session import recipe_of, run_recipe
 from tests.training.toys import DEEP, music, recipe, text
 
 NADE = {"model__output": "nade", "model__nade_size": 7}
@@ -46,7 +46,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path):
     run_recipe(settings, tmp_path / "whole", data=music())
     with pytest.raises(Stop):
         run_recipe(settings, tmp_path / "cut", data=music(), watch=lambda t, f: [StopAt()])
-    resume(tmp_path / "cut", data=music())
+    run_recipe(recipe_of(tmp_path / "cut"), tmp_path / "cut", data=music())
     whole, cut = Run(tmp_path / "whole"), Run(tmp_path / "cut")
     assert whole.info["result"] == cut.info["result"]
     assert whole.info["label"].endswith("-NADE")

@@ -149,7 +149,7 @@ def test_two_ranks_begin_and_one_process_goes_on(trained, tmp_path):
     """A folder that two ranks left in mid-run, taken up by one process, ends where an undisturbed run does."""
     settings = recipe(data__lanes=4, stop__epochs=4, **DEEP)
     session.run_recipe(settings, tmp_path / "whole", data=music())
-    session.resume(trained / "folder", data=music())
+    session.run_recipe(session.recipe_of(trained / "folder"), trained / "folder", data=music())
     for name in ("best.safetensors", "last.safetensors"):
         a, b = load_file(tmp_path / "whole" / name), load_file(trained / "folder" / name)
         for key, tensor in a.items():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from deeprnn.generation.generate import sample_music
+from deeprnn.generation.generate import sample_rolls
 from deeprnn.render import midi_bytes
 from deeprnn.render.browser import PARTS
 from deeprnn.runs.folder import load_run
@@ -224,7 +224,7 @@ def test_continuing_equals_generating(client: TestClient, folder: Path) -> None:
     assert len(frames) == 40
     primer = np.zeros((1, 88), np.uint8)
     primer[0, CHORD[0]] = 1
-    want = sample_music(
+    want, _ = sample_rolls(
         load_run(folder / "bach").model(), 40, seed=7, temperature=0.9, primer=primer, keep_primer=False
     )
     assert frames == [np.flatnonzero(frame).tolist() for frame in want[0]]
@@ -311,8 +311,6 @@ def test_text_goes_on(client: TestClient, run: str, text: str) -> None:
 
 
 def test_text_continues_as_generate_does(client: TestClient, folder: Path) -> None:
-    from deeprnn.generation.generate import sample_text
-
     run = load_run(folder / "words")
     parts = lines(
         post(
@@ -323,17 +321,10 @@ def test_text_continues_as_generate_does(client: TestClient, folder: Path) -> No
         )
     )
     drawn = [token["t"] for part in parts[1:-1] for token in part["tokens"]]
-    want = sample_text(
-        run.model(),
-        run.vocabulary or [],
-        kind="word",
-        length=25,
-        seed=5,
-        temperature=1.1,
-        top_k=4,
-        primer="the cat",
-    )
-    assert " ".join(drawn).replace("<eos>", "\n").split() == "".join(want).split()
+    want = run.generate(
+        primer="the cat", length=25, seed=5, temperature=1.1, top_k=4, keep_primer=False
+    ).texts[0]
+    assert " ".join(drawn).replace("<eos>", "\n").split() == want.split()
 
 
 def test_letters_go_on_without_the_sign_for_unknown_ones(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from deeprnn.backends.gradients import matrix_gradients, vector_gradients
 from deeprnn.backends.protocol import (
     Case,
     Gradients,
+    InputProjection,
     Inputs,
-    Linear,
-    LinearBackend,
-    LinearCase,
+    ProjectingBackend,
+    ProjectionCase,
 )
 from deeprnn.backends.registry import load
 from deeprnn.backends.transformations import (
@@ -223,7 +223,7 @@ def _gradients(ctx: Any, gradients: Sequence[Tensor | None], needed: Sequence[bo
         d_matrices = compute(own, found.delta, outputs, inputs)
     d_vectors = vector_gradients(own, found.delta)
     d_A = found.delta[..., : cell.entry_width] if own.width > cell.entry_width else found.delta
-    rest = len(cell.streams) + int(call.has_reset)
+    rest = len(cell.masks) + int(call.has_reset)
     return [d_A, *found.states, *d_matrices, *d_vectors, *(None for _ in range(rest))]
 
 
@@ -318,47 +318,51 @@ def _order(cell: CellDescription) -> list[int]:
 # ---- the input's product in one with the loop
 
 
-def unroll_linear(
-    backend: LinearBackend, linear: LinearCase, entering: Linear, inputs: Inputs
+def project_and_unroll(
+    backend: ProjectingBackend, projection_case: ProjectionCase, projection: InputProjection, inputs: Inputs
 ) -> Sequence[Tensor]:
     """`unroll` of an input that enters through matrices, by a backend that takes both together; plain tensors alone."""
     if torch.is_grad_enabled():
-        return LinearUnroll.apply(backend, linear, *entering.tensors, *inputs.tensors)
-    return backend.forward_linear(linear, entering, inputs, False)
+        return ProjectAndUnroll.apply(backend, projection_case, *projection.tensors, *inputs.tensors)
+    return backend.forward_with_projection(projection_case, projection, inputs, False)
 
 
-class LinearUnroll(torch.autograd.Function):
+class ProjectAndUnroll(torch.autograd.Function):
     """The input's product and the loop: autograd sees one operation instead of many, which is time of the host's."""
 
     @staticmethod
-    def forward(ctx: Any, backend: LinearBackend, linear: LinearCase, *tensors: Tensor) -> tuple[Tensor, ...]:
-        stored = backend.forward_linear(linear, *linear.apart(tensors), True)
-        ctx.backend, ctx.linear, ctx.count = backend, linear, len(stored)
+    def forward(
+        ctx: Any, backend: ProjectingBackend, projection_case: ProjectionCase, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        stored = backend.forward_with_projection(projection_case, *projection_case.split(tensors), True)
+        ctx.backend, ctx.projection_case, ctx.count = backend, projection_case, len(stored)
         ctx.save_for_backward(*stored, *tensors)
         ctx.set_materialize_grads(False)
-        return tuple(stored[: len(linear.case.cell.outputs)])
+        return tuple(stored[: len(projection_case.case.cell.outputs)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        linear: LinearCase = ctx.linear
+        projection_case: ProjectionCase = ctx.projection_case
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
         stored, tensors = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled() or not plain_tensors(*gradients):
-            return (None, None, *_linear_again(ctx, tensors, gradients, needs))
-        found = ctx.backend.backward_linear(linear, gradients, stored, *linear.apart(tensors), needs)
+            return (None, None, *_projection_again(ctx, tensors, gradients, needs))
+        found = ctx.backend.backward_with_projection(
+            projection_case, gradients, stored, *projection_case.split(tensors), needs
+        )
         return (None, None, *found, *[None] * (len(tensors) - len(found)))
 
 
-def _linear_again(
+def _projection_again(
     ctx: Any, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """The same gradients by operations that a second derivative and vmap can follow."""
-    again, case = torch.is_grad_enabled(), ctx.linear.case
+    again, case = torch.is_grad_enabled(), ctx.projection_case.case
     with torch.enable_grad():
         own = [own_view(x) if x.is_floating_point() else x for x in tensors]
-        entering, inputs = ctx.linear.apart(own)
-        call = Call(ctx.backend.name, case.cell.text, case.precision, ctx.linear.marked, True)
-        outputs = Unroll.apply(*call, *inputs._replace(A=entering.A).tensors)[: len(gradients)]
+        projection, inputs = ctx.projection_case.split(own)
+        call = Call(ctx.backend.name, case.cell.text, case.precision, ctx.projection_case.marked, True)
+        outputs = Unroll.apply(*call, *inputs._replace(A=projection.A).tensors)[: len(gradients)]
         pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
         wanted = [x for x, needed in zip(own, needs, strict=True) if needed]
         found = iter(

@@ -19,11 +19,11 @@ from deeprnn.backends.autograd import Call, Unroll, own_view
 from deeprnn.backends.protocol import (
     Case,
     DirectCall,
+    InputProjection,
     Inputs,
     KeptTensors,
-    Linear,
-    LinearBackend,
-    LinearCase,
+    ProjectingBackend,
+    ProjectionCase,
 )
 from deeprnn.backends.registry import load
 from deeprnn.backends.transformations import PLAIN, nothing_around, plain_tensors
@@ -107,17 +107,17 @@ def _call_of(
     if states is not None and [tuple(h.shape) for h in states] != [(1, x.shape[1], n) for n in cell.states]:
         return None
     chosen, case = load(select(cell.text, x.device, x.dtype, "fp32", backend)), Case(cell, x.device, x.dtype)
-    if not isinstance(chosen, LinearBackend):
+    if not isinstance(chosen, ProjectingBackend):
         return None
     matrices, vectors = [parameters[i] for i in wiring.matrices], wiring.vector_parameters(parameters)
     first = [x.new_empty((x.shape[1], n)) for n in cell.states]
-    entering, inputs = (
-        Linear(x, [parameters[i] for i in wiring.U], []),
+    projection, inputs = (
+        InputProjection(x, [parameters[i] for i in wiring.U], []),
         Inputs(None, first, matrices, vectors, []),
     )
-    if not chosen.serves_linear(case, entering, inputs):
+    if not chosen.serves_projection(case, projection, inputs):
         return None
-    return chosen.direct_call(LinearCase.of(case, entering, inputs), wiring)
+    return chosen.direct_call(ProjectionCase.of(case, projection, inputs), wiring)
 
 
 class DirectUnroll(torch.autograd.Function):

@@ -160,7 +160,7 @@ def aligned_member(inputs: Inputs, p: int) -> Inputs:
     own = inputs.member(p)
     return Inputs(
         None if own.A is None else aligned(own.A),
-        *([aligned(x) for x in group] for group in (own.states, own.matrices, own.vectors, own.streams)),
+        *([aligned(x) for x in group] for group in (own.states, own.matrices, own.vectors, own.masks)),
         reset=own.reset,
     )
 

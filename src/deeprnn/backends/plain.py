@@ -39,8 +39,8 @@ def forward(cell: CellDescription, inputs: Inputs, keep: bool = False) -> list[T
     vectors = [x.unsqueeze(-2) for x in inputs.vectors]
     for t, entered in enumerate(inputs.A.unbind(-3)):
         states = cleared(states, inputs.reset, t)
-        streams = [at(x, t, inputs.members) for x in inputs.streams]
-        outputs = step(entered, *states, *parts, *vectors, *streams)
+        masks = [at(x, t, inputs.members) for x in inputs.masks]
+        outputs = step(entered, *states, *parts, *vectors, *masks)
         shape = entered.shape[:-1]
         # What depends on parameters alone is the same in all rows.
         outputs = [
@@ -84,9 +84,9 @@ def backward(
     carried = [torch.zeros_like(x) for x in inputs.states]
     rows = []
     for t in range(steps - 1, -1, -1):
-        streams = [at(x, t, inputs.members) for x in inputs.streams]
+        masks = [at(x, t, inputs.members) for x in inputs.masks]
         at_t = [[x[t] for x in group] for group in (given, seen, kept)]
-        row, *carried = step(*at_t[0], *carried, *at_t[1], *at_t[2], *parts, *vectors, *streams)
+        row, *carried = step(*at_t[0], *carried, *at_t[1], *at_t[2], *parts, *vectors, *masks)
         rows.append(row)
         if inputs.reset is not None:
             marks = inputs.reset.select(-2, t).unsqueeze(-1)

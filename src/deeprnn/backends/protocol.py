@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
     states: list[Tensor]  # ([P,] B, n) each, before the first step
     matrices: list[Tensor]  # ([P,] rows, columns)
     vectors: list[Tensor]  # ([P,] n): parameters with one number a unit
-    streams: list[Tensor]  # ([P,] T, B, n) or ([P,] B, n): masks and other inputs without gradient
+    masks: list[Tensor]  # ([P,] T, B, n) or ([P,] B, n): masks and other inputs without gradient
     reset: Tensor | None = None  # ([P,] T, B) bool: states are zeroed before a marked step
 
     @property
@@ -48,12 +48,12 @@ class Inputs(NamedTuple):
     def tensors(self) -> list[Tensor]:
         """All of them in order, as one list."""
         A, marks = ([] if x is None else [x] for x in (self.A, self.reset))
-        return [*A, *self.states, *self.matrices, *self.vectors, *self.streams, *marks]
+        return [*A, *self.states, *self.matrices, *self.vectors, *self.masks, *marks]
 
     @classmethod
     def of(cls, cell: CellDescription, tensors: Sequence[Tensor], has_A: bool = True) -> Inputs:
         """Read what `tensors` listed."""
-        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.streams))
+        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.masks))
         rest = iter(tensors)
         A = next(rest) if has_A else None
         groups = [[next(rest) for _ in range(n)] for n in counts]
@@ -63,12 +63,12 @@ class Inputs(NamedTuple):
         """One member of a population."""
         return Inputs(
             None if self.A is None else self.A[p],
-            *([x[p] for x in group] for group in (self.states, self.matrices, self.vectors, self.streams)),
+            *([x[p] for x in group] for group in (self.states, self.matrices, self.vectors, self.masks)),
             reset=self.reset if self.reset is None or self.reset.dim() == 2 else self.reset[p],
         )
 
 
-class Linear(NamedTuple):
+class InputProjection(NamedTuple):
     """An input that enters every stage through a matrix: A is the x U_kᵀ + b_k side by side.
 
     There may be no b; where there is one more than U, the last adds to the first, as in `nn.RNN`.
@@ -103,11 +103,11 @@ class Linear(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LinearCase:
+class ProjectionCase:
     """A case and the shapes of a call whose input enters through matrices.
 
-    It is made once for all calls alike (`unrolling.unroll_linear`) and compares by identity: whatever follows from it
-    can be kept by it, and looking that up costs nothing.
+    It is made once for all calls alike (`unrolling.project_and_unroll`) and compares by identity: whatever follows from
+    it can be kept by it, and looking that up costs nothing.
     """
 
     case: Case
@@ -120,26 +120,26 @@ class LinearCase:
     """whether there are reset marks"""
 
     @classmethod
-    def of(cls, case: Case, entering: Linear, inputs: Inputs) -> LinearCase:
+    def of(cls, case: Case, projection: InputProjection, inputs: Inputs) -> ProjectionCase:
         """The one of these tensors."""
-        heights = tuple(u.shape[0] for u in entering.U)
+        heights = tuple(u.shape[0] for u in projection.U)
         marked = inputs.reset is not None
-        return cls(case, tuple(entering.x.shape), heights, len(entering.b), marked)  # type: ignore[arg-type]
+        return cls(case, tuple(projection.x.shape), heights, len(projection.b), marked)  # type: ignore[arg-type]
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """Where U, b, states, matrices, vectors and streams end in the list of all tensors."""
+        """Where U, b, states, matrices, vectors and masks end in the list of all tensors."""
         cell = self.case.cell
-        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.streams))
+        counts = (len(cell.states), len(cell.matrices), len(cell.vectors), len(cell.masks))
         return tuple(accumulate((1 + len(self.heights), self.biases, *counts)))
 
-    def apart(self, tensors: Sequence[Tensor]) -> tuple[Linear, Inputs]:
-        """Read what `[*entering.tensors, *inputs.tensors]` listed."""
-        U, b, states, matrices, vectors, streams = self._ends
+    def split(self, tensors: Sequence[Tensor]) -> tuple[InputProjection, Inputs]:
+        """Read what `[*projection.tensors, *inputs.tensors]` listed."""
+        U, b, states, matrices, vectors, masks = self._ends
         rest = list(tensors)
-        reset = rest[streams] if self.marked else None
-        groups = rest[b:states], rest[states:matrices], rest[matrices:vectors], rest[vectors:streams]
-        return Linear(rest[0], rest[1:U], rest[U:b]), Inputs(None, *groups, reset)
+        reset = rest[masks] if self.marked else None
+        groups = rest[b:states], rest[states:matrices], rest[matrices:vectors], rest[vectors:masks]
+        return InputProjection(rest[0], rest[1:U], rest[U:b]), Inputs(None, *groups, reset)
 
 
 class KeptTensors(NamedTuple):
@@ -192,32 +192,32 @@ class DescribingBackend(Backend, Protocol):
 
 
 @runtime_checkable
-class LinearBackend(Backend, Protocol):
+class ProjectingBackend(Backend, Protocol):
     """A backend that can take the input's product in one with the loop."""
 
-    def serves_linear(self, case: Case, entering: Linear, inputs: Inputs) -> bool:
+    def serves_projection(self, case: Case, projection: InputProjection, inputs: Inputs) -> bool:
         """Whether it should."""
         ...
 
-    def forward_linear(
-        self, linear: LinearCase, entering: Linear, inputs: Inputs, keep: bool
+    def forward_with_projection(
+        self, projection_case: ProjectionCase, projection: InputProjection, inputs: Inputs, keep: bool
     ) -> list[Tensor]:
-        """As `forward`, of `entering.A`."""
+        """As `forward`, of `projection.A`."""
         ...
 
-    def backward_linear(
+    def backward_with_projection(
         self,
-        linear: LinearCase,
+        projection_case: ProjectionCase,
         gradients: Sequence[Tensor | None],
         stored: Sequence[Tensor],
-        entering: Linear,
+        projection: InputProjection,
         inputs: Inputs,
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
         """The gradients of x, U, b, states, matrices and vectors in this order; `needed` says which are wanted."""
         ...
 
-    def direct_call(self, linear: LinearCase, wiring: Wiring) -> DirectCall | None:
+    def direct_call(self, projection_case: ProjectionCase, wiring: Wiring) -> DirectCall | None:
         """A layer's whole call at these shapes as one thing, None where it cannot be."""
         ...
 

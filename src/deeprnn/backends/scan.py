@@ -60,7 +60,7 @@ def forward(text: str, inputs: Inputs) -> list[Tensor]:
     # Clones: scan takes no two inputs that share memory. No dimension of one for vectors: exporters make all dynamic.
     parts = [block_of(inputs.matrices, *p).transpose(-2, -1).clone() for p in blocks]
     vectors = [x.clone() if x.dim() == 1 else x.unsqueeze(-2).clone() for x in inputs.vectors]
-    rest = (*parts, *vectors, *inputs.streams)
+    rest = (*parts, *vectors, *inputs.masks)
 
     def step(states: tuple[Tensor, ...], now: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
         entered, kept = now
@@ -72,7 +72,7 @@ def forward(text: str, inputs: Inputs) -> list[Tensor]:
 
 
 class Scan:
-    """Every cell whose streams are one for the sequence, as an operator that can be written down."""
+    """Every cell whose masks are one for the sequence, as an operator that can be written down."""
 
     name = "scan"
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from deeprnn.backends import autograd, plain, scan
 from deeprnn.backends.choose import choose, required_by_transformation, why_not
-from deeprnn.backends.protocol import Case, Inputs, Linear, LinearBackend, LinearCase
+from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectingBackend, ProjectionCase
 from deeprnn.backends.registry import EXPORTABLE, PLAIN, load
 from deeprnn.backends.transformations import plain_tensors
 from deeprnn.cells.description import CellDescription, from_text
 from deeprnn.errors import UserError
 
 MOST_CASES = 4096
-_linear_cases: dict[tuple, tuple[LinearBackend, LinearCase] | None] = {}
+_projection_cases: dict[tuple, tuple[ProjectingBackend, ProjectionCase] | None] = {}
 
 
 def unroll(
@@ -56,40 +56,40 @@ def _unroll_checked(
         return autograd.unroll(name, text, precision, inputs)
 
 
-def unroll_linear(
-    cell: CellDescription | str, entering: Linear, inputs: Inputs, backend: str = "auto"
+def project_and_unroll(
+    cell: CellDescription | str, projection: InputProjection, inputs: Inputs, backend: str = "auto"
 ) -> list[Tensor]:
     """`unroll` of an input that enters through matrices, its product in one with the loop where a backend can."""
-    if isinstance(cell, CellDescription) and not autocasts(entering.x.device.type):
-        tensors = [*entering.tensors, *inputs.tensors]
+    if isinstance(cell, CellDescription) and not autocasts(projection.x.device.type):
+        tensors = [*projection.tensors, *inputs.tensors]
         if plain_tensors(*tensors) and required_by_transformation() is None:
-            served = _linear_case(cell, entering, inputs, backend, tensors)
+            served = _projection_case(cell, projection, inputs, backend, tensors)
             if served is not None:
-                return list(autograd.unroll_linear(*served, entering, inputs))
-            return _unroll_checked(cell, inputs._replace(A=entering.A), backend)
-    return unroll(cell, inputs._replace(A=entering.A), backend)
+                return list(autograd.project_and_unroll(*served, projection, inputs))
+            return _unroll_checked(cell, inputs._replace(A=projection.A), backend)
+    return unroll(cell, inputs._replace(A=projection.A), backend)
 
 
-def _linear_case(
-    cell: CellDescription, entering: Linear, inputs: Inputs, backend: str, tensors: list[Tensor]
-) -> tuple[LinearBackend, LinearCase] | None:
+def _projection_case(
+    cell: CellDescription, projection: InputProjection, inputs: Inputs, backend: str, tensors: list[Tensor]
+) -> tuple[ProjectingBackend, ProjectionCase] | None:
     """Which backend takes the input's product in one with the loop, and the call's case; None: product and loop apart.
 
     Decided once for all calls whose tensors have these types and shapes: deciding costs the host more than a launch.
     """
-    counts = len(entering.U), len(entering.b), inputs.reset is None
+    counts = len(projection.U), len(projection.b), inputs.reset is None
     key = (cell, backend, counts, *[(t.shape, t.dtype, t.device) for t in tensors])
-    if key in _linear_cases:
-        return _linear_cases[key]
-    x = entering.x
+    if key in _projection_cases:
+        return _projection_cases[key]
+    x = projection.x
     check(cell, inputs, torch.Size((*x.shape[:-1], cell.entry_width)), x.device)
     chosen, case = load(select(cell.text, x.device, x.dtype, "fp32", backend)), Case(cell, x.device, x.dtype)
     found = None
-    if isinstance(chosen, LinearBackend) and chosen.serves_linear(case, entering, inputs):
-        found = chosen, LinearCase.of(case, entering, inputs)
-    if len(_linear_cases) >= MOST_CASES:  # sequences of ever new lengths
-        _linear_cases.clear()
-    _linear_cases[key] = found
+    if isinstance(chosen, ProjectingBackend) and chosen.serves_projection(case, projection, inputs):
+        found = chosen, ProjectionCase.of(case, projection, inputs)
+    if len(_projection_cases) >= MOST_CASES:  # sequences of ever new lengths
+        _projection_cases.clear()
+    _projection_cases[key] = found
     return found
 
 
@@ -136,7 +136,7 @@ def check(cell: CellDescription, inputs: Inputs, shape: torch.Size, device: torc
     for x, n in zip(inputs.vectors, cell.vectors, strict=True):
         if x.shape[-1:] != (n,):
             raise UserError(f"a vector of the cell must have {n} numbers, got {tuple(x.shape)}")
-    for x, n in zip(inputs.streams, cell.streams, strict=True):
+    for x, n in zip(inputs.masks, cell.masks, strict=True):
         if tuple(x.shape[-3:]) not in ((steps, batch, n), (batch, n)):
             raise UserError(f"a mask must be {(batch, n)} or {(steps, batch, n)}, got {tuple(x.shape)}")
     reset = inputs.reset

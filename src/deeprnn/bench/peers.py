@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from deeprnn.backends.choose import choose, describe
-from deeprnn.backends.protocol import Case, Inputs, Linear
-from deeprnn.backends.unrolling import unroll_linear
+from deeprnn.backends.protocol import Case, InputProjection, Inputs
+from deeprnn.backends.unrolling import project_and_unroll
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription
 
@@ -80,11 +80,11 @@ class Loop(nn.Module):
 
     def by_backend(self, x: Tensor, cell: CellDescription, backend: str) -> Tensor:
         """The same function through a backend."""
-        entering = Linear(x, [U.weight for U in self.U], [U.bias for U in self.U])  # type: ignore[misc]
+        projection = InputProjection(x, [U.weight for U in self.U], [U.bias for U in self.U])  # type: ignore[misc]
         h0 = x.new_zeros(x.shape[1], cell.states[0])
         matrices = [layer.weight for layer in (*self.W, *self.S)]
         inputs = Inputs(None, [h0], matrices, [], [])  # type: ignore[arg-type]
-        return unroll_linear(cell, entering, inputs, backend)[-1]
+        return project_and_unroll(cell, projection, inputs, backend)[-1]
 
 
 class Bench:

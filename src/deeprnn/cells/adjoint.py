@@ -15,7 +15,7 @@ from deeprnn.cells.description import CellDescription, Rows, Stage
 from deeprnn.cells.expressions import Expression, constant, in_order, leaf, replace
 from deeprnn.cells.functions import FUNCTIONS
 
-AVAILABLE = ("state", "output", "vector", "stream", "constant")
+AVAILABLE = ("state", "output", "vector", "mask", "constant")
 """leaves that a backward pass can read"""
 
 

@@ -63,7 +63,7 @@ class DeepTransition:
 
     @cached_property
     def cell(self) -> CellDescription:
-        """The description. Matrices: every W, every S; vectors: exponents; streams: the state's mask, the layers'."""
+        """The description. Matrices: every W, every S; vectors: exponents; masks: the state's mask, the layers'."""
         return _describe(self)
 
 
@@ -72,10 +72,10 @@ def _describe(plus: DeepTransition) -> CellDescription:
     H, stages = plus.hidden_size, []
     state = Vector("state", 0)
     if plus.state_mask:
-        stages.append(Stage(H, (), (leaf("stream", 0) * leaf("state", 0),)))
+        stages.append(Stage(H, (), (leaf("mask", 0) * leaf("state", 0),)))
         state = Vector("output", 0, 0)
     shortcut_places = {l: plus.depth + n for n, l in enumerate(l for l, s in enumerate(plus.shortcuts) if s)}
-    streams = [H] * plus.state_mask
+    masks = [H] * plus.state_mask
     vectors: list[int] = []
     starts = list(accumulate(plus.widths, initial=0))
     below = state
@@ -91,8 +91,8 @@ def _describe(plus: DeepTransition) -> CellDescription:
         if plus.units[l] == "lp":
             vectors.append(size)
         if plus.masks[l]:
-            out = out * leaf("stream", len(streams))
-            streams.append(size)
+            out = out * leaf("mask", len(masks))
+            masks.append(size)
         stages.append(Stage(size, tuple(pre), (out,)))
         below = Vector("output", 0, len(stages) - 1)
     shapes = [(w, b) for w, b in zip(plus.widths, (H, *plus.sizes[:-1]), strict=True)]
@@ -104,7 +104,7 @@ def _describe(plus: DeepTransition) -> CellDescription:
         matrices=tuple(shapes),
         entry_width=plus.total,
         vectors=tuple(vectors),
-        streams=tuple(streams),
+        masks=tuple(masks),
     )
 
 
@@ -129,7 +129,7 @@ def recognise(cell: CellDescription) -> DeepTransition | None:
         if len(stage.outputs) != 1 or not stage.preactivations:
             return None
         out = stage.outputs[0]
-        masked = out.op == "multiply" and out.args[1].op == "stream"
+        masked = out.op == "multiply" and out.args[1].op == "mask"
         phi = out.args[0] if masked else out
         name = {"preactivation": "identity", "maximum": "maxout"}.get(phi.op, phi.op)
         if name not in FUNCTIONS and name not in POOLED:

@@ -88,7 +88,7 @@ class CellDescription:
     """columns of A"""
     vectors: tuple[int, ...] = ()
     """sizes of parameters with one number a unit"""
-    streams: tuple[int, ...] = ()
+    masks: tuple[int, ...] = ()
     """sizes of inputs that take no gradient, such as dropout masks: one a step or one a sequence"""
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class CellDescription:
             }
             for stage in self.stages
         ]
-        others = ("states", "new_states", "matrices", "entry_width", "vectors", "streams")
+        others = ("states", "new_states", "matrices", "entry_width", "vectors", "masks")
         text = json.dumps({"stages": stages, **{name: getattr(self, name) for name in others}})
         _BY_TEXT.setdefault(text, self)
         return text
@@ -179,7 +179,7 @@ def from_text(text: str) -> CellDescription:
         matrices=tuple((rows, columns) for rows, columns in data["matrices"]),
         entry_width=data["entry_width"],
         vectors=tuple(data["vectors"]),
-        streams=tuple(data["streams"]),
+        masks=tuple(data["masks"]),
     )
 
 
@@ -216,7 +216,7 @@ def _check_product(cell: CellDescription, s: int, product: Product) -> None:
 
 def _check_leaves(cell: CellDescription, s: int) -> None:
     stage = cell.stages[s]
-    sizes = {"state": cell.states, "vector": cell.vectors, "stream": cell.streams}
+    sizes = {"state": cell.states, "vector": cell.vectors, "mask": cell.masks}
     for kind, known in sizes.items():
         for node in leaves_of(stage.outputs, kind):
             (index,) = node.value  # type: ignore[misc]

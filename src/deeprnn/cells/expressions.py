@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-LEAVES = ("preactivation", "state", "output", "vector", "stream", "saved", "gradient", "constant")
+LEAVES = ("preactivation", "state", "output", "vector", "mask", "saved", "gradient", "constant")
 """kinds of leaves in descriptions; code generators have more of their own"""
 
 

@@ -58,7 +58,7 @@ class Layout(NamedTuple):
     counts: tuple[int, int, int, int]  # matrices, vectors, U, b
     needed: tuple[int, int]  # what of the parameters the graphs of rows and of sequences take
     enters: str  # "nothing", "x" (a product with x), "source" (a product with computed rows), "A"
-    streams: tuple[bool, ...]  # whether each is one a sequence
+    masks: tuple[bool, ...]  # whether each is one a sequence
     draws: tuple[DrawSpec, ...]
     parts: tuple[
         tuple[int, tuple[int, ...] | None], ...
@@ -256,7 +256,7 @@ def _laid_out(traced: Traced, graphs: Graphs) -> Layout:
         counts=(len(traced.cell.matrices), len(traced.cell.vectors), len(own.U), len(own.b)),
         needed=needed,
         enters=enters,
-        streams=tuple(per_sequence for _, per_sequence in own.streams),
+        masks=tuple(per_sequence for _, per_sequence in own.masks),
         draws=tuple(DrawSpec(d.kind, d.shape, d.per_sequence) for d in traced.draws),
         parts=tuple((p.state, p.places) for p in traced.parts),
         new_states=tuple(traced.cell.outputs.index(o) for o in traced.cell.new_states),

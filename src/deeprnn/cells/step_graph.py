@@ -84,7 +84,7 @@ def interleaved(*parts: Tensor) -> Tensor:
 
 @lru_cache(maxsize=512)
 def forward_step(cell: CellDescription, keep: bool) -> fx.GraphModule:
-    """(entered, states, blocks transposed, vectors, streams) -> every output, and with `keep` what backward needs.
+    """(entered, states, blocks transposed, vectors, masks) -> every output, and with `keep` what backward needs.
 
     States are those of the step before; everything is (…, B, n) but for blocks, (…, length, units), and vectors,
     (…, 1, n).
@@ -92,9 +92,9 @@ def forward_step(cell: CellDescription, keep: bool) -> fx.GraphModule:
     w = _Writer()
     entered = w.input("entered")
     states, parts = w.inputs("state", len(cell.states)), w.inputs("block", len(cell.products))
-    vectors, streams = w.inputs("vector", len(cell.vectors)), w.inputs("stream", len(cell.streams))
+    vectors, masks = w.inputs("vector", len(cell.vectors)), w.inputs("mask", len(cell.masks))
     outputs: dict[tuple[int, ...], fx.Node] = {}
-    given = {"state": states, "vector": vectors, "stream": streams}
+    given = {"state": states, "vector": vectors, "mask": masks}
     by_product = dict(zip(cell.products, parts, strict=True))
     kept = []
 
@@ -127,7 +127,7 @@ def forward_step(cell: CellDescription, keep: bool) -> fx.GraphModule:
 
 @lru_cache(maxsize=512)
 def backward_step(cell: CellDescription, given: tuple[bool, ...]) -> fx.GraphModule:
-    """(gradients, carried, states, outputs, saved, blocks, vectors, streams) -> (delta, gradients of the states).
+    """(gradients, carried, states, outputs, saved, blocks, vectors, masks) -> (delta, gradients of the states).
 
     `given` says which outputs have gradients from outside; `carried` are those of the new states from the next step.
     """
@@ -136,7 +136,7 @@ def backward_step(cell: CellDescription, given: tuple[bool, ...]) -> fx.GraphMod
     carried, states = w.inputs("carried", len(cell.states)), w.inputs("state", len(cell.states))
     stored, saved = w.inputs("output", len(cell.outputs)), w.inputs("saved", len(own.saved))
     parts = w.inputs("block", len(cell.products))
-    known = {"vector": w.inputs("vector", len(cell.vectors)), "stream": w.inputs("stream", len(cell.streams))}
+    known = {"vector": w.inputs("vector", len(cell.vectors)), "mask": w.inputs("mask", len(cell.masks))}
     known["state"] = states
     outputs = dict(zip(map(tuple, cell.outputs), stored, strict=True))
     kept = dict(zip(own.saved, saved, strict=True))

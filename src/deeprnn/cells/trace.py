@@ -34,8 +34,8 @@ class Graphs(NamedTuple):
     """What is computed before the loop, for tensors on one device."""
 
     fixed: fx.GraphModule  # (*held) -> (*matrices, *vectors, *U, *b, *what the others need)
-    rows: fx.GraphModule | None  # (rows, x, *draws, *needed) -> (A or its source, *streams of steps)
-    sequence: fx.GraphModule | None  # (rows, *draws, *needed) -> streams of sequences
+    rows: fx.GraphModule | None  # (rows, x, *draws, *needed) -> (A or its source, *masks of steps)
+    sequence: fx.GraphModule | None  # (rows, *draws, *needed) -> masks of sequences
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Traced:
         own, recording = self.hoisted, self.hoisted.columns.recording
         kinds = own.columns.kinds
         entering = [] if own.entering is None or self.plain_input else [own.entering]
-        by_step = entering + [n for n, per_sequence in own.streams if not per_sequence]
-        by_sequence = [n for n, per_sequence in own.streams if per_sequence]
+        by_step = entering + [n for n, per_sequence in own.masks if not per_sequence]
+        by_sequence = [n for n, per_sequence in own.masks if per_sequence]
         needed = [_boundary(outputs, kinds) for outputs in (by_step, by_sequence)]
         draws = [d.node for d in self.draws]
         once = [d.node for d in self.draws if d.per_sequence]

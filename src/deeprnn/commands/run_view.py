@@ -30,7 +30,7 @@ EPOCH = {"train": 8, "valid": 8, "rate": 8, "norm": 6, "clipped": 7, "steps/s": 
 """an epoch's numbers, and the columns of each"""
 
 
-class View:
+class RunView:
     """Watches a trainer: a line an epoch, and on a terminal a live line below."""
 
     def __init__(self, trainer: Trainer, folder: Path, paper: float | None) -> None:
@@ -63,7 +63,7 @@ class View:
         spare = ("norm", "clipped") if width() < WIDE else ()
         return {name: size for name, size in EPOCH.items() if name not in spare}
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> RunView:
         if self.screen.is_terminal:
             self.live = need("rich.live", extra="cli").Live(
                 console=self.screen, transient=True, refresh_per_second=8

@@ -236,7 +236,7 @@ def conduct(
             watchers: list[Any] = []
             if shown:
                 paper = run_view.members(place)[0].info.get("paper")
-                watchers.append(stage.enter_context(run_view.View(trainer, place, paper)))
+                watchers.append(stage.enter_context(run_view.RunView(trainer, place, paper)))
             if options.track:
                 watchers.append(stage.enter_context(tracking.Tracking(options.track, trainer, place)))
             return watchers

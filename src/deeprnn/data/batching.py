@@ -2,7 +2,7 @@
 
     plan = music_chunks(songs, chunk=200, seed=0, epoch=3)
     for batch in plan: ...                    # x_t is frame t-1 (zeros first), y_t is frame t
-    plan.to("cuda").stacked(200)              # every batch of 200 steps at once: (n, 200, B, ...)
+    plan.to("cuda")[7]                        # made on the GPU
 
 The order depends on (seed, epoch) alone and `plan[i]` on nothing but i, so training resumes in mid-epoch.
 """
@@ -16,12 +16,11 @@ import numpy as np
 import torch
 
 from deeprnn.data.music import Songs
-from deeprnn.data.plan import Batch, Plan, Stacked
+from deeprnn.data.plan import Batch, EpochPlan
 
 __all__ = [
     "Batch",
-    "Plan",
-    "Stacked",
+    "EpochPlan",
     "chunk_lengths",
     "music_chunks",
     "music_evaluation",
@@ -59,7 +58,7 @@ def music_chunks(
     shuffle: bool = True,
     end_to_end: bool | None = None,
     lengths: Sequence[int] | None = None,
-) -> Plan:
+) -> EpochPlan:
     """Training chunks of songs in an order drawn from (seed, epoch).
 
     With one lane (the paper's way) a chunk holds at most `chunk` steps of one song: the state is carried
@@ -95,7 +94,7 @@ def music_chunks(
 
 def text_chunks(
     ids: np.ndarray, *, chunk: int, lanes: int = 1, warm_up: int = 0, lengths: Sequence[int] | None = None
-) -> Plan:
+) -> EpochPlan:
     """A text as `lanes` parallel streams in chunks: every symbol but the first is a target exactly once.
 
     The state starts at zero in each lane. `warm_up` lets every lane but the first read that many symbols of
@@ -120,7 +119,7 @@ def text_chunks(
     mask = (rows >= first) & (rows < np.minimum(first + per_lane, len(ids)))
     reset = np.broadcast_to(steps == 0, rows.shape)
     rows = np.minimum(rows, len(ids) - 1).astype(np.int32)
-    return Plan(
+    return EpochPlan(
         torch.from_numpy(ids.copy()),
         torch.from_numpy(rows),
         torch.from_numpy(mask),
@@ -129,7 +128,7 @@ def text_chunks(
     )
 
 
-def music_evaluation(sequences: Sequence[np.ndarray], *, chunk: int = 200, width: int = 64) -> Plan:
+def music_evaluation(sequences: Sequence[np.ndarray], *, chunk: int = 200, width: int = 64) -> EpochPlan:
     """Every frame of every song once: `width` songs side by side, padded and masked, state carried.
 
     Songs of like length share a group; a group's first batch resets all lanes. Lengths beyond one chunk are
@@ -152,7 +151,7 @@ def music_evaluation(sequences: Sequence[np.ndarray], *, chunk: int = 200, width
     return _plan_of_columns(columns, pieces, songs)
 
 
-def text_evaluation(ids: np.ndarray, *, chunk: int = 200, streams: int = 1, warm_up: int = 0) -> Plan:
+def text_evaluation(ids: np.ndarray, *, chunk: int = 200, streams: int = 1, warm_up: int = 0) -> EpochPlan:
     """Every symbol but the first once, the state carried over the whole split: exact with one stream."""
     return text_chunks(ids, chunk=chunk, lanes=streams, warm_up=warm_up)
 
@@ -204,20 +203,19 @@ def _lay_lanes(songs: Songs, order: np.ndarray, lanes: int) -> list[np.ndarray]:
     return [np.concatenate(column) for column in columns]
 
 
-def _plan_of_columns(columns: list[np.ndarray], pieces: list[int], songs: Songs) -> Plan:
+def _plan_of_columns(columns: list[np.ndarray], pieces: list[int], songs: Songs) -> EpochPlan:
     total = sum(pieces)
     rows = np.stack([_padded(column, total) for column in columns], 1)  # (S, B)
     is_first = np.zeros(songs.frames + 1, bool)
     is_first[1 + songs.starts[songs.lengths > 0]] = True
     table = np.concatenate([np.zeros((1, songs.packed.shape[1]), np.uint8), songs.packed])
-    return Plan(
+    return EpochPlan(
         torch.from_numpy(table),
         torch.from_numpy(rows),
         torch.from_numpy(rows > 0),
         torch.from_numpy(is_first[rows]),
         *_spans(pieces),
         pitches=songs.pitches,
-        song_lengths=tuple(int(n) for n in songs.lengths),
     )
 
 

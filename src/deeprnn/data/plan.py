@@ -23,18 +23,8 @@ class Batch(NamedTuple):
     reset: Tensor  # (T, B) bool
 
 
-class Stacked(NamedTuple):
-    """All batches of one length, stacked: (n, T, B, ...), and their places in the epoch's order."""
-
-    x: Tensor
-    y: Tensor
-    mask: Tensor
-    reset: Tensor
-    order: tuple[int, ...]
-
-
 @dataclass(frozen=True, eq=False)  # tensors have no plain equality
-class Plan:
+class EpochPlan:
     """An epoch's batches, indexable: target rows, scored steps and resets over one long time axis."""
 
     table: Tensor  # (N, bytes) uint8 packed frames, row 0 silent; or (N,) integer symbols
@@ -44,7 +34,6 @@ class Plan:
     starts: tuple[int, ...]  # where each batch begins on the time axis
     lengths: tuple[int, ...]  # and how many steps it has
     pitches: int = 0  # 0: symbols
-    song_lengths: tuple[int, ...] = ()  # of the songs as given, for music
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -73,27 +62,17 @@ class Plan:
         """How many frames or symbols the plan scores."""
         return int(self.mask.sum())
 
-    def to(self, device: torch.device | str) -> Plan:
+    def to(self, device: torch.device | str) -> EpochPlan:
         """The same plan with its table and indices on `device`; batches are then made there."""
         moved = {name: getattr(self, name).to(device) for name in ("table", "rows", "mask", "reset")}
         return replace(self, **moved)
 
-    def of_lanes(self, lanes: slice) -> Plan:
+    def of_lanes(self, lanes: slice) -> EpochPlan:
         """The same time axis with some of the lanes: one process's share."""
         if range(*lanes.indices(self.lanes)) == range(self.lanes):
             return self
         own = {name: getattr(self, name)[:, lanes].contiguous() for name in ("rows", "mask", "reset")}
         return replace(self, **own)
-
-    def stacked(self, length: int) -> Stacked:
-        """Every batch of `length` steps in one tensor each: a whole epoch materialised on the device."""
-        order = tuple(i for i, n in enumerate(self.lengths) if n == length)
-        if not order:
-            raise ValueError(f"no batch has {length} steps; lengths are {self.distinct_lengths}")
-        starts = torch.tensor([self.starts[i] for i in order], device=self.rows.device)
-        steps = starts[:, None] + torch.arange(length, device=self.rows.device)  # (n, T)
-        rows, reset = self.rows[steps], self.reset[steps]
-        return Stacked(*self._gather(rows, reset), self.mask[steps], reset, order)
 
     def new_scores(self, *leading: int) -> Tensor:
         """Where `record` puts the nats of every table row: zeros (*leading, N)."""

@@ -175,20 +175,6 @@ def text_from_run(
 # Music
 
 
-def sample_music(
-    model: SequenceModel,
-    length: int,
-    count: int = 1,
-    seed: int = 0,
-    temperature: float = 1.0,
-    primer: np.ndarray | None = None,
-    max_notes: int | None = None,
-    keep_primer: bool = True,
-) -> list[np.ndarray]:
-    """Piano rolls (T, K) uint8, `length` frames each after the primer."""
-    return sample_rolls(model, length, count, seed, temperature, primer, max_notes, keep_primer)[0]
-
-
 def sample_rolls(
     model: SequenceModel,
     length: int,
@@ -200,7 +186,10 @@ def sample_rolls(
     keep_primer: bool = True,
     independent: bool = False,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The same, and the probabilities from which each frame was drawn (the primer's own stand at 0 or 1)."""
+    """Piano rolls (T, K) uint8, `length` frames each after the primer, and the probabilities of their notes.
+
+    Each frame was drawn from its own; the primer's stand at 0 or 1.
+    """
     steps = stream_music(
         model,
         length=length,
@@ -254,35 +243,6 @@ def stream_music(
 
 
 # Text
-
-
-def sample_text(
-    model: SequenceModel,
-    vocabulary: Sequence[str],
-    *,
-    kind: str = "char",
-    length: int = 600,
-    seed: int = 0,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    primer: str = "",
-    avoid: Iterable[str] = (),
-) -> Iterator[str]:
-    """Text as it is sampled, piece by piece, ready to be printed one after another; the primer not repeated."""
-    given = encode_primer(primer, vocabulary, kind)
-    steps = stream_symbols(
-        model,
-        length=length,
-        seed=seed,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        primer=given,
-        start=start_symbol(vocabulary),
-        avoid=symbol_ids({*avoid, *never(vocabulary, kind)}, vocabulary),
-    )
-    return spell((int(ids[0]) for ids in steps), vocabulary, kind, after=given)
 
 
 def stream_symbols(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -43,9 +44,17 @@ def check_settings(
                          f"being zeroed, got {dropout!r}")  # fmt: skip
     if dropout > 0 and num_layers == 1:
         warnings.warn(f"dropout={dropout} acts between levels and num_layers=1 has none: use num_layers > 1",
-                      stacklevel=4)  # fmt: skip
+                      stacklevel=calls_inside() + 1)  # fmt: skip
     if not isinstance(backend, str) or (backend != "auto" and backend not in BACKENDS):
         raise ValueError(f"backend must be one of auto, {', '.join(BACKENDS)}, got {backend!r}")
+
+
+def calls_inside() -> int:
+    """How many of the calls that led here are this package's own: a warning is of who called the first."""
+    frame, count = sys._getframe(1), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "deeprnn":
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def check_dtype(name: str, x: Tensor, dtype: torch.dtype) -> None:

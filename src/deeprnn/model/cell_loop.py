@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from deeprnn.backends.protocol import Inputs, Linear
-from deeprnn.backends.unrolling import unroll, unroll_linear, without_autocast
+from deeprnn.backends.protocol import InputProjection, Inputs
+from deeprnn.backends.unrolling import project_and_unroll, unroll, without_autocast
 from deeprnn.cells import draws, plans
 from deeprnn.cells.cell import Cell, handle_of
 from deeprnn.cells.description import from_text
@@ -58,14 +58,14 @@ def unroll_cell(
         return plain_loop(cell, x, states, reset, tensors, backend, may_write)
     values = [plans.held_tensor(cell, path) if tensors is None else tensors[path] for path in layout.held]
     drawn = draw(layout.draws, x, request.dtype) if drawn is None else drawn
-    entering, inputs = _before_loop(key, layout, values, x, drawn)
-    streams = [y.to(request.dtype) for y in inputs.streams]  # masks may be bool, kernels read numbers
-    inputs = inputs._replace(states=_parts(layout, states), streams=streams, reset=reset)
+    projection, inputs = _before_loop(key, layout, values, x, drawn)
+    masks = [y.to(request.dtype) for y in inputs.masks]  # which may be bool; kernels read numbers
+    inputs = inputs._replace(states=_parts(layout, states), masks=masks, reset=reset)
     described = layout.text if described is None else described
-    if isinstance(entering, Linear):
-        outputs = unroll_linear(described, entering, inputs, backend)
+    if isinstance(projection, InputProjection):
+        outputs = project_and_unroll(described, projection, inputs, backend)
     else:
-        outputs = unroll(described, inputs._replace(A=entering), backend)
+        outputs = unroll(described, inputs._replace(A=projection), backend)
     others = [y for k, y in enumerate(outputs) if k not in layout.new_states]
     return Sequences(_whole(layout, [outputs[k] for k in layout.new_states], len(states)), others)
 
@@ -105,8 +105,8 @@ def _guard(cell: Cell) -> None:
 
 def _before_loop(
     key: str, layout: Layout, values: Sequence[Tensor], x: Tensor, drawn: Sequence[Tensor]
-) -> tuple[Linear | Tensor, Inputs]:
-    """What enters, and the matrices, vectors and streams."""
+) -> tuple[InputProjection | Tensor, Inputs]:
+    """What enters, and the matrices, vectors and masks."""
     with without_autocast(x.device.type):  # weights that are computed keep their type
         results = getattr(plans.GRAPHS, f"{key}/fixed")(*values)
     groups, start = [], 0
@@ -125,15 +125,15 @@ def _before_loop(
         once = [d for d, own in zip(drawn, layout.draws, strict=True) if own.per_sequence]
         by_sequence = list(getattr(plans.GRAPHS, f"{key}/sequence")(B, *once, *for_sequence))
     if layout.enters == "x":
-        entering = Linear(x, U, b)
+        projection = InputProjection(x, U, b)
     elif layout.enters == "source":
-        entering = Linear(by_step.pop(0), U, b)
+        projection = InputProjection(by_step.pop(0), U, b)
     elif layout.enters == "A":
-        entering = by_step.pop(0)
+        projection = by_step.pop(0)
     else:
-        entering = torch.zeros(T, B, 0, dtype=values[0].dtype if values else None, device=x.device)
-    streams = [by_sequence.pop(0) if once else by_step.pop(0) for once in layout.streams]
-    return entering, Inputs(None, [], matrices, vectors, streams)
+        projection = torch.zeros(T, B, 0, dtype=values[0].dtype if values else None, device=x.device)
+    masks = [by_sequence.pop(0) if once else by_step.pop(0) for once in layout.masks]
+    return projection, Inputs(None, [], matrices, vectors, masks)
 
 
 def _rows(x: Tensor, T: int, B: int, per_sequence: bool = False) -> Tensor:

@@ -82,7 +82,7 @@ def transition_wiring(spec: PlusSpec) -> Wiring | None:
 def cell_wiring(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Wiring | None:
     """That of a traced cell with these parameters, where its description takes them as they are or in slices."""
     layout = plan.layout
-    if layout is None or layout.enters != "x" or layout.streams or layout.draws or any(layout.needed):
+    if layout is None or layout.enters != "x" or layout.masks or layout.draws or any(layout.needed):
         return None
     if layout.parts != tuple((k, None) for k in range(len(layout.parts))):
         return None

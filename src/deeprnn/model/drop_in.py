@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from deeprnn.backends.direct import may_be_direct
@@ -20,7 +20,8 @@ from deeprnn.model.arguments import as_sizes
 from deeprnn.model.cell_loop import call_cell, unroll_cell
 from deeprnn.model.direct_call import WIRED, call_directly, wired_cell
 from deeprnn.model.explain import explain
-from deeprnn.model.sequence_layer import SequenceLayer, Unrolled
+from deeprnn.model.recurrent_base import RecurrentBase
+from deeprnn.model.sequence_layer import Unrolled
 
 TORCH_CELLS: dict[str, Callable[..., Any]] = {"GRU": torch.gru_cell, "LSTM": torch.lstm_cell}
 """one step of the layers that torch has too"""
@@ -28,12 +29,23 @@ RECURRENT = ("weight_hh", "weight_hr")
 """matrices that multiply a state, by their cells' names"""
 
 
-class DropIn(SequenceLayer, nn.RNNBase):
-    """An `nn.RNNBase` whose parameters are ordinary ones: neither flattened nor kept a second time.
+class DropIn(RecurrentBase):
+    """A drop-in layer of cells.
 
     Each level and direction has a cell without numbers of its own, which says how parameters named as in torch.nn,
     such as `weight_ih_l0_reverse`, are used.
     """
+
+    defaults: ClassVar = {
+        "num_layers": 1,
+        "bias": True,
+        "batch_first": False,
+        "dropout": 0.0,
+        "bidirectional": False,
+        "proj_size": 0,
+        "intermediate_sizes": (),
+        "backend": "auto",
+    }
 
     def __init__(
         self,
@@ -52,30 +64,28 @@ class DropIn(SequenceLayer, nn.RNNBase):
         dtype: torch.dtype | None,
         backend: str,
     ) -> None:
-        nn.Module.__init__(self)
-        sizes = input_size, hidden_size
-        self.set_up(num_layers, batch_first, dropout, bidirectional, backend, bias, sizes)
-        self.mode, self.hidden_size, self.bias, self.proj_size = mode, hidden_size, bias, proj_size
+        sizes = input_size, hidden_size, num_layers
+        super().__init__(mode, *sizes, bias, batch_first, dropout, bidirectional, proj_size, backend)
         self.intermediate_sizes = as_sizes(intermediate_sizes)
         settings: dict[str, Any] = {"bias": bias, "intermediate_sizes": self.intermediate_sizes}
         if proj_size:
             settings["proj_size"] = proj_size
-        widths = [input_size] + [(proj_size or hidden_size) * self.directions] * (num_layers - 1)
+        widths = [input_size] + [(proj_size or hidden_size) * self.num_directions] * (num_layers - 1)
         self._cells: tuple[Cell, ...] = tuple(
-            cell(n, hidden_size, **settings, device="meta") for n in widths for _ in range(self.directions)
+            cell(n, hidden_size, **settings, device="meta")
+            for n in widths
+            for _ in range(self.num_directions)
         )
-        own = self._cells[0].sizes()
-        self.input_size, self.state_sizes = input_size, own.states
-        self.output_size = own.output * self.directions
-        self.state_names = ("hx", "cx")[: len(own.states)]
+        cell_sizes = self._cells[0].sizes()
+        self.state_sizes, self.output_size = cell_sizes.states, cell_sizes.output * self.num_directions
+        self.state_names = ("hx", "cx")[: len(self.state_sizes)]
         self._names: tuple[dict[str, str], ...] = tuple(
-            {own: self._name_of(own, index) for own, _ in template.named_parameters()}
+            {path: self._name_of(path, index) for path, _ in template.named_parameters()}
             for index, template in enumerate(self._cells)
         )
         for names, template in zip(self._names, self._cells, strict=True):
-            for own, name in names.items():
-                shape = template.get_parameter(own).shape
-                self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+            shapes = {name: template.get_parameter(path).shape for path, name in names.items()}
+            self.add_parameters(shapes, device, dtype)
         names = self._names[0].items()
         self.recurrent_weights = sum(self.get_parameter(n).numel() for own, n in names if own in RECURRENT)
         is_torchs = not self.intermediate_sizes and not proj_size
@@ -84,41 +94,9 @@ class DropIn(SequenceLayer, nn.RNNBase):
 
     def _name_of(self, own: str, index: int) -> str:
         """`weight_zh_d2` of the second direction of level 0 is `weight_zh_l0_reverse_d2`."""
-        level, backward = divmod(index, self.directions)
+        level, backward = divmod(index, self.num_directions)
         base, deep, number = own.partition("_d")
         return f"{base}_l{level}{'_reverse' * backward}{deep}{number}"
-
-    # `nn.RNNBase` looks after its second copy of the weights in these.
-    __setattr__ = nn.Module.__setattr__  # type: ignore[assignment]
-    __setstate__ = nn.Module.__setstate__  # type: ignore[assignment]
-    _apply = nn.Module._apply  # type: ignore[assignment]
-    _replicate_for_data_parallel = nn.Module._replicate_for_data_parallel  # type: ignore[assignment]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != WIRED}
-
-    def flatten_parameters(self) -> None:
-        """Nothing to do: parameters are never flattened here. For code written with torch.nn in mind."""
-
-    @property
-    def _all_weights(self) -> list[list[str]]:
-        return [list(names.values()) for names in self._names]
-
-    @property
-    def _flat_weights_names(self) -> list[str]:
-        return [name for names in self._all_weights for name in names]
-
-    @property
-    def _flat_weights(self) -> list[Tensor]:
-        return [getattr(self, name) for name in self._flat_weights_names]
-
-    def weights_dtype(self) -> torch.dtype:
-        """The type of the parameters; a replica of `nn.DataParallel` has them as plain attributes."""
-        for own in self.__dict__["_parameters"].values():  # ordinarily: no walk through all submodules
-            if own is not None:
-                return own.dtype
-        weight = next(self.parameters(), None)
-        return (getattr(self, self._names[0]["weight_ih"]) if weight is None else weight).dtype
 
     def _tensors(self, index: int) -> dict[str, Tensor]:
         return {own: getattr(self, name) for own, name in self._names[index].items()}
@@ -128,7 +106,7 @@ class DropIn(SequenceLayer, nn.RNNBase):
     ) -> Unrolled:
         """One cell over a sequence, with this layer's parameters."""
         found = unroll_cell(self._cells[index], x, states, reset, self._tensors(index), backend=self.backend)
-        return Unrolled(found.states[0], found.states, found.others)
+        return Unrolled(found.states[0], found.states, [*found.states, *found.others])
 
     def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One call of a cell, with this layer's parameters."""
@@ -193,15 +171,6 @@ class DropIn(SequenceLayer, nn.RNNBase):
     def explain(self) -> str:
         """What is computed before the loop, what in every step, what backward saves, and by which backend."""
         return explain(self, self._cells, [self._tensors(i) for i in range(len(self._cells))])
-
-    def extra_repr(self) -> str:
-        text = f"{self.input_size}, {self.hidden_size}"
-        defaults = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False,
-                    "proj_size": 0, "intermediate_sizes": (), "backend": "auto"}  # fmt: skip
-        for name, default in defaults.items():
-            if (value := getattr(self, name)) != default:
-                text += f", {name}={value!r}"
-        return text
 
 
 class GRU(DropIn):

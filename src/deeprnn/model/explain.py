@@ -33,7 +33,7 @@ def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Te
     request = Request(torch.int64 if symbols else dtype, dtype, device)
     texts: dict[str, list[str]] = {}
     for k, cell in enumerate(cells):
-        level, backward = divmod(k, layer.directions)
+        level, backward = divmod(k, layer.num_directions)
         place = f"level {level + 1}{', backwards' if backward else ''}"
         plan = plan_of(cell, request, None if tensors is None else dict(tensors[k]))
         texts.setdefault(_cell_text(cell, plan, request, layer.backend), []).append(place)
@@ -126,7 +126,7 @@ class Names:
             return f"{self.states[index[0]]}(t-1)"
         if e.op == "output":
             return self.outputs[Output(*index)]
-        if e.op in ("vector", "stream"):
+        if e.op in ("vector", "mask"):
             return f"{'v' if e.op == 'vector' else 'mask'}{index[0] + 1}"
         if e.op in ("saved", "gradient"):
             return f"{e.op}{list(index)}"
@@ -156,7 +156,7 @@ def _before(traced: Traced, names: Names) -> list[str]:
         lines.append(f"  M{k} ({rows} × {columns}) = {_node(node, paths)}")
     for k, node in enumerate(own.vectors, 1):
         lines.append(f"  v{k} ({node.meta['shape'][0]}) = {_node(node, paths)}")
-    for k, (node, per_sequence) in enumerate(own.streams, 1):
+    for k, (node, per_sequence) in enumerate(own.masks, 1):
         when = "once a sequence" if per_sequence else "anew at every step"
         lines.append(f"  mask{k} ({node.meta['shape'][1]}), {when} = {_node(node, paths)}")
     if own.entering is None:

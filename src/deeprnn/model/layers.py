@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
 
 from deeprnn.backends.direct import may_be_direct
-from deeprnn.backends.protocol import Linear
+from deeprnn.backends.protocol import InputProjection
 from deeprnn.backends.single_step import as_sequence, by_torch
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import as_sizes, name_unit
 from deeprnn.model.direct_call import WIRED, Wired, call_directly, transition_wiring
-from deeprnn.model.overrides import refresh_weights
-from deeprnn.model.recurrent_base import Hidden, RecurrentBase, States, reverse
+from deeprnn.model.recurrent_base import RecurrentBase
+from deeprnn.model.sequence_layer import Unrolled
 from deeprnn.model.specs import Place, PlusSpec, Shortcut, warn_idle_shortcut
-from deeprnn.model.tracing import is_tensor, traced_backend
+from deeprnn.model.tracing import is_symbolic, leaf, traced_backend
 from deeprnn.model.transition import Weights, single_step, unroll_layers, why_not_described
 from deeprnn.model.units import Unit, UnitSpec
+
+Hidden = Tensor | None
 
 
 class Level(NamedTuple):
@@ -32,9 +34,20 @@ class Level(NamedTuple):
     U: Sequence[str | None]
     W: Sequence[str]
     S: Sequence[str | None]
-    b: Sequence[str]
+    b: list[str]
     phis: Sequence[UnitSpec]
     recurrent_weights: int
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the parameters, by name."""
+        spec, below, shapes = self.spec, self.spec.hidden_size, {}
+        for l, (size, width) in enumerate(zip(spec.sizes, spec.widths, strict=True)):
+            matrices = (self.U[l], spec.input_size), (self.W[l], below), (self.S[l], spec.hidden_size)
+            shapes |= {name: (width, columns) for name, columns in matrices if name is not None}
+            biases = self.b[l : l + 1] + self.b[-1:] if l == 0 else self.b[l : l + 1]
+            shapes |= dict.fromkeys(biases, (width,))
+            below = size
+        return shapes
 
     @classmethod
     def of(cls, spec: PlusSpec, suffix: str) -> Level:
@@ -48,11 +61,6 @@ class Level(NamedTuple):
         read = [n + spec.hidden_size * has for n, has in zip(below, spec.shortcuts, strict=False)]
         weights = sum(n * width for n, width in zip(read, spec.widths, strict=True))
         return cls(spec, suffix, U, W, S, b if spec.bias else [], spec.unit_specs, weights)
-
-
-def _at_ends(h: Tensor, lengths: Tensor) -> Tensor:
-    """The state after each sequence's last step, (1, B, H)."""
-    return h[lengths - 1, torch.arange(h.shape[1], device=h.device)].unsqueeze(0)
 
 
 class DeepRNN(RecurrentBase):
@@ -89,6 +97,20 @@ class DeepRNN(RecurrentBase):
     and `bias_lk_dD`; the backward direction ends in `_reverse`.
     """
 
+    state_names = ("hx",)
+    defaults: ClassVar = {
+        "intermediate_sizes": (),
+        "num_layers": 1,
+        "nonlinearity": "tanh",
+        "bias": True,
+        "batch_first": False,
+        "dropout": 0.0,
+        "bidirectional": False,
+        "shortcut": "none",
+        "input_to": "first",
+        "backend": "auto",
+    }
+
     def __init__(
         self,
         input_size: int,
@@ -110,7 +132,8 @@ class DeepRNN(RecurrentBase):
     ) -> None:
         phi = name_unit("nonlinearity", nonlinearity)
         sizes = (input_size, hidden_size, num_layers)
-        super().__init__(f"RNN_{phi.upper()}", *sizes, bias, batch_first, dropout, bidirectional, backend)
+        super().__init__(f"RNN_{phi.upper()}", *sizes, bias, batch_first, dropout, bidirectional, 0, backend)
+        self.state_sizes, self.output_size = (hidden_size,), hidden_size * self.num_directions
         inner = as_sizes(intermediate_sizes)
         inner_unit = nonlinearity if intermediate_nonlinearity is None else intermediate_nonlinearity
         phi_inner = name_unit("intermediate_nonlinearity", inner_unit)
@@ -128,58 +151,27 @@ class DeepRNN(RecurrentBase):
             for k in range(num_layers)
         )
         warn_idle_shortcut("DeepRNN", shortcut, inner)
-        given = {"nonlinearity": (nonlinearity, phi), "intermediate_nonlinearity": (inner_unit, phi_inner)}
-        for argument, (unit, named) in given.items():
+        units = {"nonlinearity": (nonlinearity, phi), "intermediate_nonlinearity": (inner_unit, phi_inner)}
+        for argument, (unit, named) in units.items():
             if named.startswith("lp") and named in self.level_specs[0].units:
                 raise ValueError(
                     f"{argument} {unit!r} has learned parameters: build with deeprnn.Plus or deeprnn.rnn(...)"
                 )
         self.nonlinearity = phi
         self.intermediate_sizes, self.shortcut, self.input_to = inner, shortcut, input_to
-        self._directions = tuple(  # of each level
-            tuple(Level.of(spec, suffix) for suffix in self._suffixes(k))
+        self._levels = tuple(  # in each direction
+            Level.of(spec, suffix)
             for k, spec in enumerate(self.level_specs)
+            for suffix in (f"_l{k}", f"_l{k}_reverse")[: self.num_directions]
         )
-        for level in (level for directions in self._directions for level in directions):
-            self._add_level(level.spec, level.suffix, {"device": device, "dtype": dtype})
+        for level in self._levels:
+            self.add_parameters(level.shapes(), device, dtype)
         self.reset_parameters()
 
-    def _suffixes(self, level: int) -> list[str]:
-        return [f"_l{level}", f"_l{level}_reverse"][: self.num_directions]
-
-    def _add_level(self, spec: PlusSpec, suffix: str, kw: dict) -> None:
-        below, names = spec.hidden_size, []
-        for l, (size, width) in enumerate(zip(spec.sizes, spec.widths, strict=True)):
-            deep = "" if l == 0 else f"_d{l + 1}"
-            shapes: dict[str, tuple[int, ...]] = {}
-            if spec.inputs[l]:
-                shapes[f"weight_ih{suffix}{deep}"] = (width, spec.input_size)
-            shapes[f"weight_{'zh' if l else 'hh'}{suffix}{deep}"] = (width, below)
-            if spec.shortcuts[l]:
-                shapes[f"weight_sh{suffix}{deep}"] = (width, spec.hidden_size)
-            if spec.bias and l == 0:
-                shapes[f"bias_ih{suffix}"] = shapes[f"bias_hh{suffix}"] = (width,)
-            elif spec.bias:
-                shapes[f"bias{suffix}{deep}"] = (width,)
-            for name, shape in shapes.items():
-                self.register_parameter(name, nn.Parameter(torch.empty(shape, **kw)))
-            names += shapes
-            below = size
-        self._all_weights.append(names)
-
-    def reset_parameters(self) -> None:
-        """Fill with U(-1/√H, 1/√H), as `nn.RNN` does."""
-        bound = 1.0 / math.sqrt(self.hidden_size)
-        for weight in self.parameters():
-            nn.init.uniform_(weight, -bound, bound)
-
     def _list(self, names: Sequence[str | None]) -> list:
-        own = self.__dict__[
-            "_parameters"
-        ]  # at once, where `nn.Module` searches; what hooks compute is found there
-        if not own or torch.compiler.is_compiling():
-            own = {}
-        return [None if n is None else own[n] if n in own else getattr(self, n) for n in names]
+        # At once, where `nn.Module` searches; what hooks compute is found there.
+        parameters = {} if torch.compiler.is_compiling() else self.__dict__["_parameters"]
+        return [None if n is None else parameters[n] if n in parameters else getattr(self, n) for n in names]
 
     def _level_weights(self, level: Level) -> tuple[list, list, list, list]:
         """U, W, S of a level's layers, None where a layer has none, and b, the last being the first layer's second."""
@@ -187,7 +179,7 @@ class DeepRNN(RecurrentBase):
 
     def _project(self, x: Tensor, spec: PlusSpec, U: list, b: list) -> Tensor:
         if all(u is not None for u in U):
-            return Linear(x, U, b).A
+            return InputProjection(x, U, b).A
         parts = []
         each = [b[0] + b[-1], *b[1:-1]] if b else [None] * spec.depth
         for u, bias, width in zip(U, each, spec.widths, strict=True):
@@ -198,85 +190,85 @@ class DeepRNN(RecurrentBase):
     def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Tensor] | None:
         if torch.compiler.is_compiling() or type(self) is not DeepRNN or not may_be_direct(input):
             return None
-        if (
-            len(self.level_specs) != 1
-            or self.bidirectional
-            or why_not_described(self.level_specs[0]) is not None
-        ):
+        if len(self._levels) != 1 or why_not_described(self.level_specs[0]) is not None:
             return None
         wired = self.__dict__.get(WIRED)
         if wired is None:
-            ((level,),) = self._directions
+            (level,) = self._levels
             names = [name for name in (*level.U, *level.W, *level.S, *level.b) if name is not None]
             wired = self.__dict__[WIRED] = Wired(transition_wiring(level.spec), names)
         states = None if hx is None else [hx]
-        found = call_directly(self, wired, input, states, self.batch_first, self.backend)
-        if found is None:
+        result = call_directly(self, wired, input, states, self.batch_first, self.backend)
+        if result is None:
             return None
-        output, (h,) = found
+        output, (h,) = result
         return output, h
 
-    def _run_level(self, x: Tensor, h0: Tensor, level: Level) -> list[Tensor]:
-        """All layers of a level, the states last."""
+    def _layers(self, level: Level, x: Tensor, h0: Tensor, reset: Tensor | None = None) -> list[Tensor]:
+        """All layers of a level over a sequence, the states last."""
         spec = level.spec
         U, W, S, b = self._level_weights(level)
-        if by_torch(self.backend, level.recurrent_weights, x, h0):
+        if reset is None and by_torch(self.backend, level.recurrent_weights, x, h0):
             *inner, h = single_step(level.phis, x[0], h0, U, W, S, b)
             return [*(z.unsqueeze(0) for z in inner), as_sequence(h)]
-        entering = self._project(x, spec, U, b) if None in level.U else Linear(x, U, b)
+        projection = self._project(x, spec, U, b) if None in level.U else InputProjection(x, U, b)
         weights = Weights(W, [s for s in S if s is not None])
-        return unroll_layers(spec, entering, h0, weights, backend=traced_backend(self.backend, x, h0))
+        backend = traced_backend(self.backend, x, h0)
+        return unroll_layers(spec, projection, h0, weights, reset, backend=backend)
 
-    def _run_levels(
-        self, x: Tensor, h0: Tensor, lengths: Tensor | None, return_all_states: bool
-    ) -> tuple[Tensor, Tensor, States]:
-        states, last, i = [], [], 0
-        for k, directions in enumerate(self._directions):
-            outs = []
-            for level in directions:
-                backward = level.suffix.endswith("_reverse")
-                seen = reverse(x, lengths) if backward else x
-                layers = self._run_level(seen, h0[i], level)
-                h = layers[-1]
-                last.append(h[-1:] if lengths is None else _at_ends(h, lengths))
-                h = reverse(h, lengths) if backward else h
-                if return_all_states:
-                    states.append([*(reverse(z, lengths) if backward else z for z in layers[:-1]), h])
-                outs.append(h)
-                i += 1
-            x = torch.cat(outs, -1) if len(outs) > 1 else outs[0]
-            if self.dropout and k < self.num_layers - 1:
-                x = F.dropout(x, self.dropout, self.training)
-        return x, torch.cat(last) if len(last) > 1 else last[0].clone(), states
+    def unroll_direction(
+        self, index: int, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
+    ) -> Unrolled:
+        """One ⊕ over a sequence."""
+        layers = self._layers(self._levels[index], x, states[0], reset)
+        return Unrolled(layers[-1], layers[-1:], layers)
+
+    def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """One step of ⊕."""
+        level = self._levels[index]
+        if autocasts(x.device.type):  # inputs in low precision, the state in its own, as in a sequence
+            h = self._layers(level, x.unsqueeze(0), states[0])[-1][0]
+        else:
+            h = single_step(level.phis, x, states[0], *self._level_weights(level))[-1]
+        return h, [h]
+
+    @overload
+    def forward(
+        self, input: Tensor, hx: Hidden = None, return_all_states: Literal[False] = False
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: Hidden = None, return_all_states: Literal[False] = False
+    ) -> tuple[PackedSequence, Tensor]: ...
+    @overload
+    def forward(
+        self, input: Tensor, hx: Hidden = None, *, return_all_states: Literal[True]
+    ) -> tuple[Tensor, Tensor, list[list[Tensor]]]: ...
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: Hidden = None, *, return_all_states: Literal[True]
+    ) -> tuple[PackedSequence, Tensor, list[list[PackedSequence]]]: ...
+
+    def forward(self, input, hx=None, return_all_states=False):
+        """(output, h_n); with `return_all_states` also every level's layers, as a list of lists.
+
+        input is (T, B, I), (B, T, I) with batch_first, (T, I) unbatched, or a PackedSequence; hx and
+        h_n are (levels x directions, B, H). The third result has, for every level and direction, the
+        sequence of each transition layer, the last being the state; all are laid out as output is.
+        Under autocast the results keep the parameters' type (`nn.RNN` gives autocast's).
+        """
+        if is_symbolic(input):
+            return leaf(self, input, hx, return_all_states)
+        if not return_all_states and (done := self._call_directly(input, hx)) is not None:
+            return done
+        return self.results(input, hx, None, None, return_all_states)
+
+    if TYPE_CHECKING:  # for `nn.Module` a call takes and gives anything; here it is as `forward`
+
+        @property
+        def __call__(self):  # type: ignore[override]
+            return self.forward
 
     def step(self, x: Tensor, h: Hidden = None) -> tuple[Tensor, Tensor]:
         """One step of the sequence form: x (B, I), h (levels, B, H) -> (output (B, H), h)."""
-        if self.bidirectional:
-            raise RuntimeError(
-                "step: a bidirectional layer needs the whole sequence; use bidirectional=False"
-            )
-        if not is_tensor(x) or x.dim() != 2 or x.shape[-1] != self.input_size:
-            got = tuple(x.shape) if is_tensor(x) else type(x).__name__
-            raise RuntimeError(f"step: x must be (B, {self.input_size}), got {got}")
-        self.check_input(x.unsqueeze(0), None)
-        refresh_weights(self)
-        h = self._initial(h, x, x.shape[0], True)
-        new = []
-        for k, (level,) in enumerate(self._directions):
-            if autocasts(x.device.type):  # inputs in low precision, the state in its own, as in a sequence
-                x = self._run_level(x.unsqueeze(0), h[k], level)[-1][0]
-            else:
-                x = single_step(level.phis, x, h[k], *self._level_weights(level))[-1]
-            new.append(x)
-        return x, torch.stack(new)
-
-    def extra_repr(self) -> str:
-        text = f"{self.input_size}, {self.hidden_size}"
-        if self.intermediate_sizes:
-            text += f", intermediate_sizes={self.intermediate_sizes}"
-        defaults = {"num_layers": 1, "nonlinearity": "tanh", "bias": True, "batch_first": False, "dropout": 0.0,
-                    "bidirectional": False, "shortcut": "none", "input_to": "first", "backend": "auto"}  # fmt: skip
-        for name, default in defaults.items():
-            if (value := getattr(self, name)) != default:
-                text += f", {name}={value!r}"
-        return text
+        return self.run_step(x, h)

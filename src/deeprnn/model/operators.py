@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deeprnn.backends.protocol import Linear
+from deeprnn.backends.protocol import InputProjection
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.backends.unrolling import without_autocast
 from deeprnn.errors import UserError
@@ -142,14 +142,14 @@ class Plus(Operator):
             x = self._phi(f"_e{i}", unit)(a if bias is None else a + bias)
         return x
 
-    def _one_product(self, x: Tensor) -> Linear | None:
+    def _one_product(self, x: Tensor) -> InputProjection | None:
         """What enters, where all layers have an input and it is a vector; else None."""
         spec, U = self.spec, self._list("U")
         if not all(u is not None for u in U) or (spec.embeds and not spec.input_mlp_sizes) or spec.skip_size:
             return None
         x = self.embed_input(x) if spec.input_mlp_sizes else x
         b = self._list("b") if spec.bias else []
-        return Linear(x.to(U[0].dtype), U, b)  # type: ignore[union-attr,arg-type]
+        return InputProjection(x.to(U[0].dtype), U, b)  # type: ignore[union-attr,arg-type]
 
     def _check_inputs(self, x: Tensor, skip: Tensor | None, lead: str = "...") -> None:
         """Refuse what does not fit, before a matrix product does so in words that nobody can place."""
@@ -253,11 +253,11 @@ class Plus(Operator):
             [x for x in self._list(name) if x is not None] for name in ("W", "S", "rho", "c")
         )
         dropped = [masks.get(f"z{n}") for n in range(1, spec.depth)]
-        entering = None if centre or own_project else self._one_product(x)
-        if entering is None:
-            entering = less_centres(self.project(x, skip), spec, centre)
+        projection = None if centre or own_project else self._one_product(x)
+        if projection is None:
+            projection = less_centres(self.project(x, skip), spec, centre)
         weights, backend = Weights(W, S, rho), traced_backend(backend, x, h0)
-        return unroll_layers(spec, entering, h0, weights, reset, masks.get("state"), dropped, backend)
+        return unroll_layers(spec, projection, h0, weights, reset, masks.get("state"), dropped, backend)
 
     def _unroll_calls(
         self,

@@ -48,7 +48,7 @@ class Recurrent(SequenceLayer):
         self.cells: Sequence[Cell] = nn.ModuleList(self._make(cell, input_size))  # type: ignore[assignment]
         sizes = [c.sizes() for c in self.cells]
         self.input_size, self.state_sizes = sizes[0].input, sizes[0].states
-        self.output_size = sizes[0].output * self.directions
+        self.output_size = sizes[0].output * self.num_directions
         self.state_names = self.cells[0].state_names()
         self._weights = sum(p.numel() for p in self.cells[0].parameters())
         for k, (own, made) in enumerate(zip(sizes, self.cells, strict=True)):
@@ -57,7 +57,7 @@ class Recurrent(SequenceLayer):
                     f"cell {k} has states of {own.states}, the first {self.state_sizes}: cells of one layer have "
                     "states of the same sizes; put layers on top of each other instead"
                 )
-            wanted = self.input_size if k < self.directions else self.output_size
+            wanted = self.input_size if k < self.num_directions else self.output_size
             if own.input != wanted:
                 raise UserError(
                     f"cell {k}, a {type(made).__name__}, takes {own.input} inputs, but gets {wanted}"
@@ -78,8 +78,8 @@ class Recurrent(SequenceLayer):
                 f"cell must be a deeprnn.Cell, a list of them or a function, got {type(cell).__name__}"
             )
         width = first[0].sizes().input
-        inner = first[0].sizes().output * self.directions
-        below = [width] * self.directions + [inner] * self.directions * (self.num_layers - 1)
+        inner = first[0].sizes().output * self.num_directions
+        below = [width] * self.num_directions + [inner] * self.num_directions * (self.num_layers - 1)
         return first + [_a_cell(build(n)) for n in below[1:]]
 
     def forward(
@@ -114,7 +114,7 @@ class Recurrent(SequenceLayer):
             rows = [h.reshape(-1, h.shape[-1]) for h in found.states]
             output = cell.output(*rows)
             output = output.reshape(*x.shape[:2], output.shape[-1])
-        return Unrolled(output, found.states, found.others)
+        return Unrolled(output, found.states, [*found.states, *found.others])
 
     def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One call of a cell."""
@@ -142,16 +142,6 @@ class Recurrent(SequenceLayer):
         Where a cell runs by the plain loop, the operation that prevents a description, and its line.
         """
         return explain(self, self.cells)
-
-    def extra_repr(self) -> str:
-        defaults = {
-            "num_layers": 1,
-            "batch_first": False,
-            "dropout": 0.0,
-            "bidirectional": False,
-            "backend": "auto",
-        }
-        return ", ".join(f"{n}={getattr(self, n)!r}" for n, d in defaults.items() if getattr(self, n) != d)
 
 
 class RHN(Recurrent):

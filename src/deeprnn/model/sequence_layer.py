@@ -6,7 +6,7 @@ unrolled (`unroll_direction`) and how it makes a single step (`step_direction`);
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from deeprnn.backends.single_step import as_sequence
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import check_dtype, check_settings
+from deeprnn.model.overrides import refresh_weights
 from deeprnn.model.tracing import Traceable, is_symbolic, is_tensor, leaf
 
 
@@ -25,7 +26,8 @@ class Unrolled(NamedTuple):
 
     output: Tensor
     states: list[Tensor]
-    others: list[Tensor]
+    sequences: list[Tensor]
+    """what `return_all_states` gives of it: the states too, in the layer's own order"""
 
 
 class Result(NamedTuple):
@@ -45,6 +47,14 @@ class SequenceLayer(Traceable):
     state_names: tuple[str, ...]
     takes_symbols = False
     """whether integers are symbols, without a feature dimension"""
+    defaults: Mapping[str, Any] = {
+        "num_layers": 1,
+        "batch_first": False,
+        "dropout": 0.0,
+        "bidirectional": False,
+        "backend": "auto",
+    }
+    """settings that are shown where they differ"""
 
     def set_up(
         self,
@@ -62,7 +72,7 @@ class SequenceLayer(Traceable):
         self.dropout, self.backend = float(dropout), backend
 
     @property
-    def directions(self) -> int:
+    def num_directions(self) -> int:
         """2 where the sequence is also read backwards."""
         return 2 if self.bidirectional else 1
 
@@ -119,7 +129,7 @@ class SequenceLayer(Traceable):
             y, new = self._step_levels(x[0], first)
             result = Result(as_sequence(y), new, [])
         else:
-            result = self._levels(x, first, marks, ends, keep)
+            result = self._run_levels(x, first, marks, ends, keep)
 
         def arrange(y: Tensor) -> Tensor:
             if ends is not None:
@@ -143,12 +153,14 @@ class SequenceLayer(Traceable):
                 f"{self._name}: a PackedSequence has its own lengths and takes no reset or lengths"
             )
         data, batch_sizes, order, back = packed
+        if data.dim() != (dims := self._dims(data) - 1):
+            raise RuntimeError(f"input must have {dims} dimensions, got {data.dim()}")
         x, ends = pad_packed_sequence(PackedSequence(data, batch_sizes))
         self._check_input(x)
         first = self._first_states(state, x, True)
         if order is not None:
             first = [h.index_select(1, order) for h in first]
-        result = self._levels(x, first, None, ends.to(x.device), keep)
+        result = self._run_levels(x, first, None, ends.to(x.device), keep)
         states = result.states if back is None else [h.index_select(1, back) for h in result.states]
 
         def pack(y: Tensor) -> PackedSequence:
@@ -156,25 +168,24 @@ class SequenceLayer(Traceable):
 
         return pack(result.output), self._as_state(states), [[pack(y) for y in s] for s in result.sequences]
 
-    def _levels(
+    def _run_levels(
         self, x: Tensor, first: Sequence[Tensor], reset: Tensor | None, ends: Tensor | None, keep: bool
     ) -> Result:
         last: list[list[Tensor]] = [[] for _ in first]
         sequences = []
         for level in range(self.num_layers):
             outputs = []
-            for direction in range(self.directions):
-                index = level * self.directions + direction
+            for direction in range(self.num_directions):
+                index = level * self.num_directions + direction
                 backward = direction == 1
                 seen = reverse(x, ends) if backward else x
                 marks = reversed_marks(reset, ends) if backward and reset is not None else reset
                 done = self.unroll_direction(index, seen, [h[index] for h in first], marks)
-                for found, h in zip(last, done.states, strict=True):
-                    found.append(last_of(h, ends))
+                for ends_of_state, h in zip(last, done.states, strict=True):
+                    ends_of_state.append(last_of(h, ends))
                 outputs.append(reverse(done.output, ends) if backward else done.output)
                 if keep:
-                    all_of_it = [*done.states, *done.others]
-                    sequences.append([reverse(y, ends) if backward else y for y in all_of_it])
+                    sequences.append([reverse(y, ends) if backward else y for y in done.sequences])
             x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
             if self.dropout and level < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
@@ -189,11 +200,13 @@ class SequenceLayer(Traceable):
             raise RuntimeError(
                 f"{self._name}.step: a bidirectional layer needs the whole sequence: use bidirectional=False"
             )
-        symbols = self._are_symbols(x)
-        wanted = "(B,)" if symbols else f"(B, {self.input_size})"
-        if x.dim() != self._dims(x) - 1 or (not symbols and x.shape[-1] != self.input_size):
-            raise RuntimeError(f"{self._name}.step: x must be {wanted}, got {tuple(x.shape)}")
+        symbols = is_tensor(x) and self._are_symbols(x)
+        shape = tuple(x.shape) if is_tensor(x) else type(x).__name__
+        if not is_tensor(x) or x.dim() != self._dims(x) - 1 or not (symbols or shape[-1] == self.input_size):
+            expected = "(B,)" if symbols else f"(B, {self.input_size})"
+            raise RuntimeError(f"{self._name}.step: x must be {expected}, got {shape}")
         self._check_type(x)
+        refresh_weights(self)
         x, new = self._step_levels(x, self._first_states(state, x.unsqueeze(0), True))
         return x, self._as_state(new)
 
@@ -201,8 +214,8 @@ class SequenceLayer(Traceable):
         new: list[list[Tensor]] = [[] for _ in first]
         for level in range(self.num_layers):
             x, states = self.step_direction(level, x, [h[level] for h in first])
-            for found, h in zip(new, states, strict=True):
-                found.append(h)
+            for levels, h in zip(new, states, strict=True):
+                levels.append(h)
         return x, [torch.stack(h) for h in new]
 
     # ---- states
@@ -213,7 +226,7 @@ class SequenceLayer(Traceable):
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
         """The states that stand for none given, (levels x directions, B, n) each; x is (T, B, ·)."""
-        rows = self.num_layers * self.directions
+        rows = self.num_layers * self.num_directions
         like = {"dtype": self.weights_dtype(), "device": x.device}
         return [torch.zeros(rows, x.shape[1], n, **like) for n in self.state_sizes]
 
@@ -224,8 +237,12 @@ class SequenceLayer(Traceable):
         several = len(self.state_sizes) > 1
         states = list(state) if several and isinstance(state, (tuple, list)) else [state]
         if len(states) != len(self.state_sizes) or not all(is_tensor(h) for h in states):
-            wanted = f"a tuple ({', '.join(self.state_names)}) of Tensors" if several else "a Tensor"
-            raise TypeError(f"{self._name}: the state must be {wanted} or None, got {_kinds(state)}")
+            names = ", ".join(self.state_names)
+            if several:
+                expected, got = f"the state must be a tuple ({names}) of Tensors", _kinds(state)
+            else:
+                expected, got = f"{names} must be a Tensor", type(state).__name__
+            raise TypeError(f"{self._name}: {expected} or None, got {got}")
         wrong = next((h.dim() for h in states if h.dim() != (3 if batched else 2)), None)
         if wrong is not None:
             kind, dims = ("batched 3-D", 3) if batched else ("unbatched 2-D", 2)
@@ -234,11 +251,11 @@ class SequenceLayer(Traceable):
             )
         states = [h if batched else h.unsqueeze(1) for h in states]
         dtype = self.weights_dtype()
-        for k, (h, n) in enumerate(zip(states, self.state_sizes, strict=True)):
-            wanted = (self.num_layers * self.directions, x.shape[1], n)
-            if tuple(h.shape) != wanted:
+        for k, (h, n, name) in enumerate(zip(states, self.state_sizes, self.state_names, strict=True)):
+            shape = (self.num_layers * self.num_directions, x.shape[1], n)
+            if tuple(h.shape) != shape:
                 which = f"hidden[{k}]" if several else "hidden"
-                raise RuntimeError(f"Expected {which} size {wanted}, got {tuple(h.shape)}")
+                raise RuntimeError(f"Expected {which} size {shape}, got {list(h.shape)}")
             if h.device != x.device:
                 raise RuntimeError(
                     f"Input and hidden tensors are not at the same device, found input tensor at {x.device} and hidden "
@@ -246,11 +263,19 @@ class SequenceLayer(Traceable):
                 )
             if h.dtype != dtype and not autocasts(x.device.type):
                 raise RuntimeError(
-                    f"{self._name}: a state has dtype {h.dtype} but the parameters have {dtype}: use .to({dtype})"
+                    f"{self._name}: {name} has dtype {h.dtype} but the parameters have {dtype}: use {name}.to({dtype})"
                 )
         return [h.to(dtype) for h in states]
 
     # ---- checks
+
+    def changed_settings(self) -> list[str]:
+        """The settings that are not the defaults, as they are written in a call."""
+        values = ((name, getattr(self, name), default) for name, default in self.defaults.items())
+        return [f"{name}={value!r}" for name, value, default in values if value != default]
+
+    def extra_repr(self) -> str:
+        return ", ".join(self.changed_settings())
 
     @property
     def _name(self) -> str:

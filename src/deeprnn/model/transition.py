@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, softplus
 
-from deeprnn.backends.protocol import Inputs, Linear
+from deeprnn.backends.protocol import InputProjection, Inputs
 from deeprnn.backends.transformations import constant_when_compiled
-from deeprnn.backends.unrolling import unroll, unroll_linear
+from deeprnn.backends.unrolling import project_and_unroll, unroll
 from deeprnn.cells.deep_transition import POOLED, DeepTransition
 from deeprnn.cells.description import CellDescription, from_text
 from deeprnn.cells.functions import FUNCTIONS
@@ -43,7 +43,7 @@ def why_not_described(spec: PlusSpec) -> str | None:
 
 def unroll_layers(
     spec: PlusSpec,
-    entering: Tensor | Linear,
+    projection: Tensor | InputProjection,
     h0: Tensor,
     weights: Weights,
     reset: Tensor | None = None,
@@ -53,23 +53,24 @@ def unroll_layers(
 ) -> list[Tensor]:
     """All layers of ⊕ over a sequence, (T, B, M_l) each; the states are the last.
 
-    `entering` is A (T, B, Σ widths), or what A is computed from. A mask is (B, n), one for the sequence, or (T, B, n).
+    `projection` is A (T, B, Σ widths), or what A is computed from. A mask is (B, n), one for the sequence, or
+    (T, B, n).
     """
     masks = list(masks) + [None] * (spec.depth - len(masks))
     if (reason := why_not_described(spec)) is not None:
         if backend not in ("auto", "reference"):
             raise UserError(f"backend {backend!r} cannot serve this case: {reason}; use backend='auto'")
-        A = entering.A if isinstance(entering, Linear) else entering
+        A = projection.A if isinstance(projection, InputProjection) else projection
         return _by_equations(spec, A, h0, weights, reset, state_mask, masks)
     flags = tuple(m is not None for m in masks), state_mask is not None
     cell = _text(spec, *flags) if torch.compiler.is_compiling() else cell_of(spec, *flags)
-    streams = [m for m in (state_mask, *masks) if m is not None]
+    given = [m for m in (state_mask, *masks) if m is not None]
     vectors = [1 + softplus(rho) for rho in weights.rho]
-    inputs = Inputs(None, [h0], [*weights.W, *weights.S], vectors, streams, reset)
-    if isinstance(entering, Linear):
-        outputs = unroll_linear(cell, entering, inputs, backend)
+    inputs = Inputs(None, [h0], [*weights.W, *weights.S], vectors, given, reset)
+    if isinstance(projection, InputProjection):
+        outputs = project_and_unroll(cell, projection, inputs, backend)
     else:
-        outputs = unroll(cell, inputs._replace(A=entering), backend)
+        outputs = unroll(cell, inputs._replace(A=projection), backend)
     return outputs[1:] if state_mask is not None else outputs
 
 

@@ -30,7 +30,7 @@ def model_png(spec: ModelSpec, title: str | None = None, dpi: int = 150) -> byte
 
 
 @dataclass(frozen=True)
-class Plan:
+class DiagramLayout:
     """Where the layers of one step stand: columns to the right, heights upward in pixels."""
 
     column: dict[str, float]
@@ -47,12 +47,12 @@ class Plan:
 def model_picture(spec: ModelSpec, title: str | None = None) -> Picture:
     """The geometry of a model's picture."""
     anatomy = dissect(spec)
-    plan = _plan(spec, anatomy)
-    boxes = [_box(plan, layer, step) for step in (0, 1) for layer in anatomy.layers]
+    layout = _lay_out(spec, anatomy)
+    boxes = [_box(layout, layer, step) for step in (0, 1) for layer in anatomy.layers]
     # A cell may have several matrices between the same two boxes: one arrow stands for all.
     drawn = {(k.source, k.target, k.kind): k for k in reversed(anatomy.links)}
     links = [k for k in anatomy.links if drawn[k.source, k.target, k.kind] is k]
-    curves = [curve for link in links for curve in _curves(plan, anatomy, link)]
+    curves = [curve for link in links for curve in _curves(layout, anatomy, link)]
     title = label(spec) if title is None else title
     count, short = f"{anatomy.weights:,}", short_count(anatomy.weights)
     weights = f"{count} weights" + (f" ({short})" if not short.isdigit() else "")
@@ -61,13 +61,13 @@ def model_picture(spec: ModelSpec, title: str | None = None) -> Picture:
         Words(MARGIN, 50, weights, 11.5),
     ]
     width = max(box.x for box in boxes) + WIDE / 2 + STUB + MARGIN
-    height = plan.floor + HIGH / 2 + MARGIN * 0.6
+    height = layout.floor + HIGH / 2 + MARGIN * 0.6
     return Picture(
         width, height, tuple(boxes), tuple(curves), tuple(words), f"{title}, unfolded over two steps"
     )
 
 
-def _plan(spec: ModelSpec, anatomy: Anatomy) -> Plan:
+def _lay_out(spec: ModelSpec, anatomy: Anatomy) -> DiagramLayout:
     """Give every layer a column and a height.
 
     Each level starts above the state of the level below, so that every arrow points right or up.
@@ -97,7 +97,7 @@ def _plan(spec: ModelSpec, anatomy: Anatomy) -> Plan:
             top += ROW
             column[layer.key], height[layer.key] = at, top
     period = max(level.depth for level in spec.levels)
-    return Plan(column, height, period, HEAD + HIGH / 2 + 20 + top)
+    return DiagramLayout(column, height, period, HEAD + HIGH / 2 + 20 + top)
 
 
 def _entry_column(spec: ModelSpec, number: int) -> float:
@@ -116,8 +116,8 @@ def _arch(span: int) -> float:
     return 20.0 + 16.0 * span
 
 
-def _box(plan: Plan, layer: Layer, step: int) -> Box:
-    x, y = plan.centre(layer.key, step)
+def _box(layout: DiagramLayout, layer: Layer, step: int) -> Box:
+    x, y = layout.centre(layer.key, step)
     level = f"({layer.level})" if layer.level else ""
     sub = f"{layer.index},{TIMES[step]}" if layer.index else TIMES[step]
     unit = "" if layer.role == "input" else f" {layer.unit}"
@@ -125,23 +125,23 @@ def _box(plan: Plan, layer: Layer, step: int) -> Box:
     return Box(x, y, WIDE, HIGH, Label(layer.letter, sub, level), note, layer.role)
 
 
-def _curves(plan: Plan, anatomy: Anatomy, link: Link) -> list[Curve]:
+def _curves(layout: DiagramLayout, anatomy: Anatomy, link: Link) -> list[Curve]:
     """The arrows of one link: at both steps, and cut off at the edges of time where it comes from before."""
     name = Label(
         link.matrix[0], link.matrix[1:], f"({level})" if (level := anatomy.layer(link.target).level) else ""
     )
     if link.kind == "chain":
-        return [_back(plan, link, step, name if step else None) for step in (0, 1)]
+        return [_back(layout, link, step, name if step else None) for step in (0, 1)]
     if not link.delayed:
-        return [_upward(plan, link, step, name if step else None) for step in (0, 1)]
+        return [_upward(layout, link, step, name if step else None) for step in (0, 1)]
     draw = _over if link.kind == "shortcut" else _across
-    return [draw(plan, link, step, name if step == 1 else None) for step in (0, 1, 2)]
+    return [draw(layout, link, step, name if step == 1 else None) for step in (0, 1, 2)]
 
 
-def _across(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
+def _across(layout: DiagramLayout, link: Link, step: int, name: Label | None) -> Curve:
     """From a state to the first layer of the next step, straight to the right."""
-    x0, y = plan.centre(link.source, step - 1)
-    x1, _ = plan.centre(link.target, step)
+    x0, y = layout.centre(link.source, step - 1)
+    x1, _ = layout.centre(link.target, step)
     start, end = x0 + WIDE / 2, x1 - WIDE / 2
     if step == 0:
         start = end - STUB
@@ -151,10 +151,10 @@ def _across(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
     return Curve((start, y), ((middle, middle, (end, y)),), link.kind, name, (middle[0] - 3, y - 13))
 
 
-def _back(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
+def _back(layout: DiagramLayout, link: Link, step: int, name: Label | None) -> Curve:
     """Down on the left, from the notes of a frame to the layer that they came from."""
-    x0, y0 = plan.centre(link.source, step)
-    x1, y1 = plan.centre(link.target, step)
+    x0, y0 = layout.centre(link.source, step)
+    x1, y1 = layout.centre(link.target, step)
     a, b = (x0 - WIDE / 2, y0), (x1 - WIDE / 2, y1)
     side = min(a[0], b[0]) - 22
     middle = (side, (y0 + y1) / 2)
@@ -162,10 +162,10 @@ def _back(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
     return Curve(a, parts, "shortcut", name, (side - 9, middle[1]))
 
 
-def _over(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
+def _over(layout: DiagramLayout, link: Link, step: int, name: Label | None) -> Curve:
     """A shortcut: an arch from a state over the layers it leaves out."""
-    x0, y0 = plan.centre(link.source, step - 1)
-    x1, y1 = plan.centre(link.target, step)
+    x0, y0 = layout.centre(link.source, step - 1)
+    x1, y1 = layout.centre(link.target, step)
     start, end = (x0 + WIDE * 0.28, y0 - HIGH / 2), (x1 - WIDE * 0.28, y1 - HIGH / 2)
     crown = y0 - HIGH / 2 - _arch(round((x1 - x0) / COLUMN))
     reach = 0.45 * COLUMN
@@ -183,16 +183,16 @@ def _over(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
     return Curve(start, (rise, level_part, fall), link.kind, name, at)
 
 
-def _upward(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
+def _upward(layout: DiagramLayout, link: Link, step: int, name: Label | None) -> Curve:
     """A line within one step: straight where neighbours are joined, else through a free lane."""
-    x0, y0 = plan.centre(link.source, step)
-    x1, y1 = plan.centre(link.target, step)
+    x0, y0 = layout.centre(link.source, step)
+    x1, y1 = layout.centre(link.target, step)
     if link.kind == "transition":
         a, b = (x0 + WIDE / 2, y0), (x1 - WIDE / 2, y1)
         middle = ((a[0] + b[0]) / 2, y0)
         return Curve(a, ((middle, middle, b),), link.kind, name, (middle[0] - 3, y0 - 13))
     if link.kind == "skip":
-        return _through_lane(plan, link, step, name)
+        return _through_lane(layout, link, step, name)
     aside = max(-1.0, min(1.0, (x1 - x0) / COLUMN / 1.5)) * WIDE * 0.22
     a, b = (x0 + aside, y0 - HIGH / 2), (x1 - aside * 0.6, y1 + HIGH / 2)
     half = (a[1] - b[1]) * 0.45
@@ -201,11 +201,11 @@ def _upward(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
     return Curve(a, parts, link.kind, name, at)
 
 
-def _through_lane(plan: Plan, link: Link, step: int, name: Label | None) -> Curve:
+def _through_lane(layout: DiagramLayout, link: Link, step: int, name: Label | None) -> Curve:
     """Around the layers between: out to the lane beside the source, up, and in from below."""
-    x0, y0 = plan.centre(link.source, step)
-    x1, y1 = plan.centre(link.target, step)
-    column = plan.column[link.source]
+    x0, y0 = layout.centre(link.source, step)
+    x1, y1 = layout.centre(link.target, step)
+    column = layout.column[link.source]
     side = -1 if link.source == "x" else 1  # the input passes on the left, states on the right
     on_lane = column != int(column)
     # A little off the middle of the gap: the neighbouring step's lane shares it.

@@ -25,7 +25,7 @@ from deeprnn.reproduction.entries import Entry, entry_path
 from deeprnn.reproduction.statistics import plus_minus
 from deeprnn.runs import ledger
 from deeprnn.runs.folder import Run
-from deeprnn.training.clean import CLEAN, NEW_MELODY, WHOLE, Part, clean_parts, score_parts
+from deeprnn.training.clean import CLEAN, NEW_MELODY, WHOLE, SplitSubset, clean_parts, score_parts
 from deeprnn.training.cuda_graph import SETUP
 from deeprnn.training.evaluate import Data
 from deeprnn.training.recipe import DataPart, Recipe
@@ -92,7 +92,7 @@ def add_scores(path: Path, new: Sequence[CleanScore]) -> list[CleanScore]:
 # ---- scoring
 
 
-def score_run(run: Run, name: str, data: Data, parts: Mapping[str, Part], device: Any) -> CleanScore:
+def score_run(run: Run, name: str, data: Data, parts: Mapping[str, SplitSubset], device: Any) -> CleanScore:
     """One run by its best parameters; `name` is that of its entry."""
     recipe = Recipe.from_dict(run.recipe)
     with SETUP:  # others may train on this card: nothing moves there while one of them captures
@@ -126,11 +126,11 @@ def score_finished(
     device: str,
     load: Callable[[DataPart], Data],
     say: Callable[[str], None] = print,
-    parts_of: Callable[[Data], Mapping[str, Part]] = lambda data: clean_parts(data, SPLIT),
+    parts_of: Callable[[Data], Mapping[str, SplitSubset]] = lambda data: clean_parts(data, SPLIT),
 ) -> list[CleanScore]:
     """Score what is finished and has no row yet; every row is written at once."""
     path = entries.parent / FILE
-    rows, parts = read_scores(path), dict[str, Mapping[str, Part]]()
+    rows, parts = read_scores(path), dict[str, Mapping[str, SplitSubset]]()
     for run, name in unscored(root, entries, rows):
         recipe = Recipe.from_dict(run.recipe)
         data = load(recipe.data)

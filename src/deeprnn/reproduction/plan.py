@@ -88,7 +88,7 @@ def spans(seeds: Sequence[int], to: str = "..", and_: str = ", ") -> str:
 
 
 @dataclass
-class Plan:
+class JobPlan:
     """The jobs to run, each after what it needs, and what is done already."""
 
     jobs: list[Job] = field(default_factory=list)
@@ -143,14 +143,14 @@ def make_plan(
     *,
     seeds: int | Sequence[int] | None = None,
     overrides: Sequence[str] = (),
-) -> Plan:
+) -> JobPlan:
     """Jobs for the named recipes, less what the ledger has; `root` holds the run folders.
 
     `seeds` is how many, counted from 1, or which.
     """
     entries = list(entries)
     have = {(e.identity, e.seed) for e in entries if not e.cut_off}
-    plan, by_identity, trained = Plan(), dict[str, Job](), finished_members(root)
+    plan, by_identity, trained = JobPlan(), dict[str, Job](), finished_members(root)
     for name in names:
         recipe = changed(_with_seeds(recipe_for(name), seeds), name, overrides)
         members, stage = member_recipes(recipe), stage_of(recipe, overrides)
@@ -187,7 +187,7 @@ def member_recipes(recipe: Recipe) -> dict[int, list[Recipe]]:
 
 
 def _add(
-    plan: Plan,
+    plan: JobPlan,
     known: dict[str, Job],
     job: Job,
     trained: Collection[tuple[str, int]],

@@ -28,7 +28,7 @@ from deeprnn.data import sources
 from deeprnn.errors import UserError
 from deeprnn.reproduction.entries import FOLDER, read_ledger
 from deeprnn.reproduction.job import Place, Say, run_job
-from deeprnn.reproduction.plan import Job, Plan, make_plan, spans, wanted
+from deeprnn.reproduction.plan import Job, JobPlan, make_plan, spans, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
 from deeprnn.runs.locking import lock_of_the_dead
 from deeprnn.sweeps.engines import ASK, Engine, Lost, Wish, make_engine
@@ -116,7 +116,7 @@ class Outcome:
         return 128 + self.signal if self.signal else int(bool(self.failed))
 
 
-def plan_of(settings: Settings) -> Plan:
+def plan_of(settings: Settings) -> JobPlan:
     """The jobs still to be done, with their expected times."""
     if settings.jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {settings.jobs}")
@@ -135,7 +135,7 @@ def plan_of(settings: Settings) -> Plan:
     return plan
 
 
-def describe(plan: Plan, settings: Settings) -> str:
+def describe(plan: JobPlan, settings: Settings) -> str:
     """The plan as lines for a person."""
     lines = [f"in the ledger already: {', '.join(plan.done)}"] if plan.done else []
     if not plan.jobs:
@@ -181,7 +181,7 @@ def reproduce(
 
 
 def run_plan(
-    plan: Plan,
+    plan: JobPlan,
     settings: Settings,
     say: Say = print,
     entered: Callable[[], None] = lambda: None,
@@ -201,7 +201,7 @@ class _Runner:
     def __init__(
         self,
         settings: Settings,
-        plan: Plan,
+        plan: JobPlan,
         say: Say,
         entered: Callable[[], None],
         received: list[int],

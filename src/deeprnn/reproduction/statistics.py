@@ -10,7 +10,6 @@ tests/reproduction/test_statistics.py.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,21 +113,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         largest = max(largest, min(1.0, (len(tested) - rank) * p))
         out[place] = largest
     return out
-
-
-MOST_FLIPS = 20
-"""pairs up to which every change of signs is tried"""
-
-
-def sign_flips(gaps: Sequence[float]) -> float:
-    """Two-sided exact permutation test of paired differences: the share of sign changes at least as far from zero."""
-    if not 1 <= len(gaps) <= MOST_FLIPS:
-        raise ValueError(f"sign_flips takes 1 to {MOST_FLIPS} differences, got {len(gaps)}")
-    observed = abs(math.fsum(gaps))
-    slack = 1e-12 * math.fsum(abs(g) for g in gaps)  # the same sum in another order must count as the same
-    flips = itertools.product((1, -1), repeat=len(gaps) - 1)  # the first sign stays: the rest mirrors these
-    hits = [abs(math.fsum((gaps[0], *(s * g for s, g in zip(f, gaps[1:], strict=True))))) for f in flips]
-    return sum(h >= observed - slack for h in hits) / len(hits)
 
 
 # ---- Student's t

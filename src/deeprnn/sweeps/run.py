@@ -39,7 +39,7 @@ KEPT = 5
 MOST_JSON = 2**24
 
 
-class View(Protocol):
+class SweepObserver(Protocol):
     """What a person sees of a sweep."""
 
     def changed(self, study: Study, running: int) -> None:
@@ -81,7 +81,7 @@ def default_pack(device: str) -> int:
 
 
 def run_sweep(
-    spec: Spec, settings: Settings, engine: Engine, view: View, received: Sequence[int] = ()
+    spec: Spec, settings: Settings, engine: Engine, view: SweepObserver, received: Sequence[int] = ()
 ) -> Outcome:
     """Run or go on with a sweep in its folder, which this process holds meanwhile.
 
@@ -125,7 +125,7 @@ class _Coordinator:
         engine: Engine,
         study: Study,
         store: Store | None,
-        view: View,
+        view: SweepObserver,
         received: Sequence[int],
     ) -> None:
         self.spec, self.settings, self.engine, self.study = spec, settings, engine, study

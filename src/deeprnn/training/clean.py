@@ -17,7 +17,7 @@ from deeprnn.training.recipe import EvaluationPart
 WHOLE, CLEAN, NEW_MELODY = "whole", "clean", "new_melody"
 
 
-class Part(NamedTuple):
+class SplitSubset(NamedTuple):
     """Some frames or symbols of a split."""
 
     keep: np.ndarray  # (symbols,) bool
@@ -32,21 +32,21 @@ class PartScore(NamedTuple):
     symbols: int
 
 
-def clean_parts(data: Data, split: str) -> dict[str, Part]:
+def clean_parts(data: Data, split: str) -> dict[str, SplitSubset]:
     """`clean`: what has no near-duplicate in the training part; of songs also those with a melody of their own.
 
     Takes seconds for songs and up to a minute for a text.
     """
     found = audit(data)
-    parts = {CLEAN: Part(found.clean(split), len(found.flagged(split)))}
+    parts = {CLEAN: SplitSubset(found.clean(split), len(found.flagged(split)))}
     if data.kind == "music":
         same = len(found.same_melody(split))
-        parts[NEW_MELODY] = Part(found.clean(split, melodies=True), same)
+        parts[NEW_MELODY] = SplitSubset(found.clean(split, melodies=True), same)
     return parts
 
 
 def score_parts(
-    model: SequenceModel, data: Data, split: str, how: EvaluationPart, parts: Mapping[str, Part]
+    model: SequenceModel, data: Data, split: str, how: EvaluationPart, parts: Mapping[str, SplitSubset]
 ) -> dict[str, PartScore]:
     """Score a split once, and sum it for the whole and for each part.
 

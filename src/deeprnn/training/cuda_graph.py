@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from deeprnn.data.plan import Batch, Plan, bit_places, unpack
+from deeprnn.data.plan import Batch, EpochPlan, bit_places, unpack
 from deeprnn.training.updater import Updater
 
 WARM_UP = 3
@@ -62,13 +62,13 @@ def on_own_stream(device: torch.device | str) -> Iterator[None]:
 class DevicePlan:
     """One plan in static buffers, so that graphs keep reading valid addresses from epoch to epoch.
 
-    What `Plan` makes of its rows batch by batch is made here once an epoch, so that a batch is few launches: at small
-    batch sizes an update's time is the number of its kernels.
+    What `EpochPlan` makes of its rows batch by batch is made here once an epoch, so that a batch is few launches: at
+    small batch sizes an update's time is the number of its kernels.
     """
 
-    def __init__(self, plan: Plan, device: torch.device) -> None:
+    def __init__(self, plan: EpochPlan, device: torch.device) -> None:
         self.pitches = plan.pitches
-        self.loaded: Plan | None = None
+        self.loaded: EpochPlan | None = None
         self.table = (plan.table if plan.pitches else plan.table.long()).to(device)
         room = plan.rows.shape[0] + 4 * max(plan.lengths)  # lanes end differently in another order
         self.index = torch.zeros(
@@ -80,11 +80,11 @@ class DevicePlan:
         self.shifts = bit_places(device)
         self.load(plan)
 
-    def fits(self, plan: Plan) -> bool:
+    def fits(self, plan: EpochPlan) -> bool:
         """Whether another epoch's plan fits the buffers."""
         return plan.rows.shape[0] <= self.index.shape[1] and len(plan) <= len(self.starts)
 
-    def load(self, plan: Plan) -> None:
+    def load(self, plan: EpochPlan) -> None:
         """Take an epoch's order, and its table: songs may stand in other keys than before."""
         if plan is self.loaded:  # a text's, which is the same in every epoch
             return
@@ -121,7 +121,7 @@ class GraphEngine:
         """Updates of the epoch that is loaded."""
         return len(self.lengths)
 
-    def load(self, plans: list[Plan]) -> None:
+    def load(self, plans: list[EpochPlan]) -> None:
         """Take an epoch's batches; buffers that have become too small are made anew, and graphs with them."""
         self.lengths = plans[0].lengths
         if not self.plans or not all(d.fits(p) for d, p in zip(self.plans, plans, strict=True)):

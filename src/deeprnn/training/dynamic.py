@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.func import functional_call
 
-from deeprnn.data.batching import Plan, music_chunks, text_chunks
+from deeprnn.data.batching import EpochPlan, music_chunks, text_chunks
 from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError
 from deeprnn.model import metrics
@@ -132,7 +132,7 @@ def _check(rate: float, decay: float) -> None:
         raise UserError(f"the decay of dynamic evaluation must be at least 0 and below 1, got {decay}")
 
 
-def _plan(data: Data, split: str, chunk: int) -> Plan:
+def _plan(data: Data, split: str, chunk: int) -> EpochPlan:
     if isinstance(data, MusicData):
         return music_chunks(data.splits[split], chunk=chunk, shuffle=False)
     return text_chunks(data.splits[split], chunk=chunk)

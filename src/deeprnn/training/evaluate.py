@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from deeprnn.data.batching import Plan, music_evaluation, text_evaluation
+from deeprnn.data.batching import EpochPlan, music_evaluation, text_evaluation
 from deeprnn.data.music import MusicData
 from deeprnn.data.text import TextData
 from deeprnn.errors import UserError
@@ -41,7 +41,7 @@ def visible(data: Data, part: EvaluationPart) -> Data:
     return replace(data, splits={name: split for name, split in data.splits.items() if name != "test"})
 
 
-def evaluation_plan(data: Data, split: str, part: EvaluationPart) -> Plan:
+def evaluation_plan(data: Data, split: str, part: EvaluationPart) -> EpochPlan:
     """The batches that score a split exactly."""
     if isinstance(data, MusicData):
         return music_evaluation(data.splits[split], chunk=part.chunk, width=part.width)
@@ -59,7 +59,7 @@ Progress = Callable[[int, int], None]
 def score(
     model: SequenceModel,
     parameters: Tensor,
-    plan: Plan,
+    plan: EpochPlan,
     progress: Progress = lambda done, total: None,
     ranks: Ranks | None = None,
 ) -> np.ndarray:

@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from deeprnn.data.batching import Plan, music_chunks, text_chunks
+from deeprnn.data.batching import EpochPlan, music_chunks, text_chunks
 from deeprnn.data.music import MusicData
 from deeprnn.data.transposing import randomly_transposed
 from deeprnn.errors import UserError
@@ -92,7 +92,7 @@ class Engine(Protocol):
         """Updates of the epoch that is loaded."""
         ...
 
-    def load(self, plans: list[Plan]) -> None:
+    def load(self, plans: list[EpochPlan]) -> None:
         """Take an epoch's batches."""
 
     def step(self, index: int) -> None:
@@ -136,7 +136,7 @@ class Trainer:
         self.spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
         self.model = build(self.spec, recipe.init, seed=0).to(self.device).requires_grad_(False)
         self.layout = Layout.of(self.model)
-        self._text: Plan | None = None
+        self._text: EpochPlan | None = None
         self.remarks: list[str] = []  # what a person may want to know of its start
         parameters, multipliers = self._start(pretrained)
         self.epoch, self.index, self.seconds = 1, 0, 0.0
@@ -178,7 +178,7 @@ class Trainer:
             self.remarks = transfer.report(symbols_of(self.data))
         return parameters, multipliers
 
-    def plan(self, member: MemberName, epoch: int) -> Plan:
+    def plan(self, member: MemberName, epoch: int) -> EpochPlan:
         """An epoch's batches of this rank's lanes: the shared order, or a member's own."""
         part = self.recipe.data
         shared = part.order == "shared"
@@ -203,7 +203,7 @@ class Trainer:
             self._text = plan.of_lanes(self.ranks.share(part.lanes))
         return self._text
 
-    def plans(self, epoch: int) -> list[Plan]:
+    def plans(self, epoch: int) -> list[EpochPlan]:
         """One plan for all members, or one for each."""
         if self.recipe.data.order == "own" and isinstance(self.data, MusicData):
             return [self.plan(m, epoch) for m in self.members]
@@ -409,14 +409,14 @@ class Eager:
 
     def __init__(self, updater: Updater) -> None:
         self.updater = updater
-        self.plans: list[Plan] = []
+        self.plans: list[EpochPlan] = []
 
     @property
     def length(self) -> int:
         """Updates of the epoch that is loaded."""
         return len(self.plans[0])
 
-    def load(self, plans: list[Plan]) -> None:
+    def load(self, plans: list[EpochPlan]) -> None:
         """Take an epoch's batches."""
         self.plans = plans
 

@@ -190,11 +190,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def resume(folder: Path, **settings: Any) -> list[dict[str, Any] | None]:
-    """Go on with the run in a folder, from its own recipe."""
-    return run_recipe(recipe_of(folder), folder, **settings)
-
-
 def recipe_of(folder: Path) -> Recipe:
     """The recipe of a run folder, or of a population's."""
     parent = folder.absolute().parent

@@ -23,7 +23,7 @@ from deeprnn.runs.reading import printable
 from deeprnn.web import details, editing, live, music, refusals, text
 from deeprnn.web.guard import Guard
 from deeprnn.web.jobs import Seats, Workshop
-from deeprnn.web.library import Entry, Library
+from deeprnn.web.library import Library, ListedRun
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Fields, Refusal
 from deeprnn.web.shelf import Loaded, Shelf
@@ -143,7 +143,7 @@ class Page:
         """A run and its folder, for good."""
         return await self._edit(request, editing.delete)
 
-    async def _edit(self, request: Request, change: Callable[[Library, Entry, Fields], Any]) -> Response:
+    async def _edit(self, request: Request, change: Callable[[Library, ListedRun, Fields], Any]) -> Response:
         if not self.editable:
             raise Refusal(403, "runs cannot be changed from here: start the server with --edit always")
         # No other site's page can send a header of its own choice without asking first, which is not answered.
@@ -152,7 +152,7 @@ class Page:
         entry, fields = await self._entry(request), await self._fields(request)
         return JSONResponse(await self.workshop.quick(change, self.library, entry, fields))
 
-    async def _entry(self, request: Request) -> Entry:
+    async def _entry(self, request: Request) -> ListedRun:
         return await self.workshop.quick(self.library.get, request.path_params["id"])
 
     async def _fields(self, request: Request) -> Fields:
@@ -160,7 +160,10 @@ class Page:
         return Fields.parse(await refusals.read_body(request, limits.body_bytes, limits.body_seconds))
 
     async def _ask(
-        self, request: Request, find: Callable[[Entry], Loaded], work: Callable[[Loaded, Fields, Limits], Any]
+        self,
+        request: Request,
+        find: Callable[[ListedRun], Loaded],
+        work: Callable[[Loaded, Fields, Limits], Any],
     ) -> Any:
         entry, fields = await self._entry(request), await self._fields(request)
         return await self.workshop.run(lambda: work(find(entry), fields, self.limits))

@@ -14,7 +14,7 @@ from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.paper import CELLS, LABELS
 from deeprnn.model.specs import ModelSpec
 from deeprnn.runs.reading import number, printable, read_regular, text
-from deeprnn.web.library import Entry, Library
+from deeprnn.web.library import Library, ListedRun
 from deeprnn.web.refusals import Refusal
 from deeprnn.web.summary import scalars, spec_of
 
@@ -45,7 +45,7 @@ def paper() -> dict[str, Any]:
     return {"labels": list(LABELS.values()), "names": DATA_NAMES, "cells": cells}
 
 
-def describe(library: Library, entry: Entry) -> dict[str, Any]:
+def describe(library: Library, entry: ListedRun) -> dict[str, Any]:
     """Everything the page tells about a run."""
     info = library.info(entry)
     spec = spec_of(info, library.limits.layers)
@@ -69,7 +69,7 @@ def describe(library: Library, entry: Entry) -> dict[str, Any]:
     }
 
 
-def drawing(library: Library, entry: Entry) -> str:
+def drawing(library: Library, entry: ListedRun) -> str:
     """The model as SVG."""
     from deeprnn.render.model_diagram import model_svg
 
@@ -96,7 +96,7 @@ def _layers(spec: ModelSpec) -> list[dict[str, Any]]:
     ]
 
 
-def _grid(library: Library, entry: Entry) -> dict[str, Any] | None:
+def _grid(library: Library, entry: ListedRun) -> dict[str, Any] | None:
     try:
         return Grid.from_dict(library.json(entry, "grid.json")).to_dict()
     except (TypeError, ValueError):  # absent, or no grid

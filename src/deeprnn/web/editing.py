@@ -16,7 +16,7 @@ from deeprnn.files import open_atomically
 from deeprnn.runs.reading import read_json, regular
 from deeprnn.runs.shipped import is_shipped
 from deeprnn.training.tracking import TRACKERS
-from deeprnn.web.library import LARGEST_JSON, Entry, Library, run_id
+from deeprnn.web.library import LARGEST_JSON, Library, ListedRun, run_id
 from deeprnn.web.refusals import Fields, Refusal
 from deeprnn.web.summary import MOST_TAGS, clean_tags
 
@@ -29,7 +29,7 @@ FILES = re.compile(
 FOLDERS = re.compile(r"pretrain|start|seed-[\w.+-]+")
 
 
-def rename(library: Library, entry: Entry, fields: Fields) -> dict[str, str]:
+def rename(library: Library, entry: ListedRun, fields: Fields) -> dict[str, str]:
     """Give a run's folder another name beside its old one; the new id."""
     name = fields.text("name", 200)
     if not NAME.fullmatch(name) or name != name.strip():
@@ -49,7 +49,7 @@ def rename(library: Library, entry: Entry, fields: Fields) -> dict[str, str]:
     return {"id": run_id(place)}
 
 
-def tag(library: Library, entry: Entry, fields: Fields) -> dict[str, list[str]]:
+def tag(library: Library, entry: ListedRun, fields: Fields) -> dict[str, list[str]]:
     """Keep these tags with a run, instead of those it had; they lie in a file of their own, so it may be training."""
     tags = fields.words("tags", 50)
     kept = clean_tags(tags)
@@ -62,7 +62,7 @@ def tag(library: Library, entry: Entry, fields: Fields) -> dict[str, list[str]]:
     return {"tags": kept}
 
 
-def delete(library: Library, entry: Entry, fields: Fields) -> dict[str, str]:
+def delete(library: Library, entry: ListedRun, fields: Fields) -> dict[str, str]:
     """Delete a run's folder for good; the request repeats its name, so that nobody deletes another than they see."""
     confirmed = fields.text("name", 2000)
     if confirmed != entry.summary["name"]:
@@ -82,7 +82,7 @@ def delete(library: Library, entry: Entry, fields: Fields) -> dict[str, str]:
 
 
 @contextmanager
-def _held(library: Library, entry: Entry) -> Iterator[None]:
+def _held(library: Library, entry: ListedRun) -> Iterator[None]:
     """Hold a run's folder, so that nobody trains in it meanwhile."""
     from deeprnn.runs.locking import held, lock
 
@@ -99,7 +99,7 @@ def _held(library: Library, entry: Entry) -> Iterator[None]:
         yield
 
 
-def _inside(library: Library, entry: Entry) -> None:
+def _inside(library: Library, entry: ListedRun) -> None:
     """Refuse a served folder itself, and anything that is not a real folder within one."""
     if is_shipped(entry.path):
         raise Refusal(409, f"{entry.summary['name']} comes with deeprnn and cannot be changed")
@@ -111,7 +111,7 @@ def _inside(library: Library, entry: Entry) -> None:
 
 
 @contextmanager
-def _told(entry: Entry) -> Iterator[None]:
+def _told(entry: ListedRun) -> Iterator[None]:
     """What the file system or another process refuses, in words."""
     try:
         yield

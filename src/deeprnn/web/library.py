@@ -28,7 +28,7 @@ CURVES_KEPT = 4  # whole learning curves in memory; of the others a summary
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedRun:
     """One run folder as the page lists it."""
 
     id: str
@@ -64,20 +64,18 @@ class Library:
         self.limits = limits
         self.reads = 0
         """files opened so far"""
-        self.scans = 0
-        """walks through the folders so far"""
         self._pause, self._clock = pause, clock
         self._last = float("-inf")
         self._lock = threading.Lock()
-        self._entries: dict[str, Entry] | None = None
+        self._entries: dict[str, ListedRun] | None = None
         self._cache: dict[Path, _Read] = {}
         self._curves: OrderedDict[Path, _Read] = OrderedDict()
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ListedRun]:
         """All runs, newest first."""
         return list(self._fresh().values())
 
-    def get(self, id: str) -> Entry:
+    def get(self, id: str) -> ListedRun:
         """The run of an id."""
         found = (self._entries or {}).get(id)
         if found is None or not found.path.is_dir():
@@ -90,11 +88,11 @@ class Library:
         """Walk anew when next asked: a run was moved or deleted."""
         self._last = float("-inf")
 
-    def again(self, entry: Entry) -> dict[str, Any]:
+    def again(self, entry: ListedRun) -> dict[str, Any]:
         """The run's summary as it is now."""
         return {"id": entry.id, "name": entry.summary["name"], **self._summary(entry.path)}
 
-    def metrics(self, entry: Entry) -> list[dict[str, Any]]:
+    def metrics(self, entry: ListedRun) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a line that is still being written is left out."""
         path = entry.path / "metrics.jsonl"
         found = self._read(path, self._curves.pop(path, None), _rows)
@@ -105,7 +103,7 @@ class Library:
             self._curves.popitem(last=False)
         return found.value or []
 
-    def info(self, entry: Entry) -> dict[str, Any]:
+    def info(self, entry: ListedRun) -> dict[str, Any]:
         """The run's run.json."""
         found = self._cached(entry.path / "run.json", _json)
         if found is None or not isinstance(found.value, dict):
@@ -113,12 +111,12 @@ class Library:
             raise Refusal(422, f"the run {entry.summary['name']} cannot be shown: {reason}")
         return found.value
 
-    def json(self, entry: Entry, name: str) -> Any:
+    def json(self, entry: ListedRun, name: str) -> Any:
         """A small JSON file of the run, None where it is absent or broken."""
         found = self._cached(entry.path / name, _json)
         return found.value if found else None
 
-    def _fresh(self) -> dict[str, Entry]:
+    def _fresh(self) -> dict[str, ListedRun]:
         """The runs by id, from a walk that is at most a pause old."""
         # Who comes while another walks takes the list as it was, once there is one: a long walk holds up nobody.
         if self._lock.acquire(blocking=self._entries is None):
@@ -130,15 +128,14 @@ class Library:
                 self._lock.release()
         return self._entries or {}
 
-    def _scan(self) -> dict[str, Entry]:
-        self.scans += 1
+    def _scan(self) -> dict[str, ListedRun]:
         found, several = [], sum(folder != SHIPPED for folder in self.folders) > 1
         for folder in self.folders:
             for path in _walk(folder, self.limits):
                 name = path.name if path == folder else path.relative_to(folder).as_posix()
                 name = f"{folder.name}/{name}" if several and path != folder else name
                 id = run_id(path)
-                found.append(Entry(id, path, {"id": id, "name": printable(name), **self._summary(path)}))
+                found.append(ListedRun(id, path, {"id": id, "name": printable(name), **self._summary(path)}))
         found.sort(key=lambda e: (e.summary["updated"] or "", e.summary["name"]), reverse=True)
         kept = {entry.path for entry in found}
         self._cache = {path: value for path, value in self._cache.items() if path.parent in kept}

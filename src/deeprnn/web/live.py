@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from deeprnn.errors import UserError
 from deeprnn.runs.reading import open_regular
 from deeprnn.web.jobs import Seat
-from deeprnn.web.library import LARGEST_METRICS, Entry, Library
+from deeprnn.web.library import LARGEST_METRICS, Library, ListedRun
 from deeprnn.web.summary import parse_rows
 
 PAUSE = 0.5  # seconds between looks
@@ -49,7 +49,7 @@ class Tail:
         return fresh, parse_rows(whole)
 
 
-async def follow(library: Library, entry: Entry, pause: float = PAUSE) -> AsyncIterator[bytes]:
+async def follow(library: Library, entry: ListedRun, pause: float = PAUSE) -> AsyncIterator[bytes]:
     """Events: `rows` and `progress` (begin anew or append), `status` when it changes, `end` when the run is over."""
     epochs, progress = Tail(entry.path / "metrics.jsonl"), Tail(entry.path / "progress.jsonl")
     status, silent = None, 0.0
@@ -75,7 +75,7 @@ async def follow(library: Library, entry: Entry, pause: float = PAUSE) -> AsyncI
             yield b": still here\n\n"
 
 
-def _summary(library: Library, entry: Entry) -> dict[str, Any] | None:
+def _summary(library: Library, entry: ListedRun) -> dict[str, Any] | None:
     return library.again(entry) if entry.path.is_dir() else None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deeprnn.errors import UserError
 from deeprnn.model.structure import dissect
 from deeprnn.runs.reading import open_regular, read_json, regular
-from deeprnn.web.library import Entry
+from deeprnn.web.library import ListedRun
 from deeprnn.web.limits import Limits
 from deeprnn.web.refusals import Refusal
 from deeprnn.web.summary import spec_of
@@ -70,7 +70,7 @@ class Shelf:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, entry: Entry) -> Loaded:
+    def get(self, entry: ListedRun) -> Loaded:
         """The loaded run; the lock is held while loading, so that fifty askers load it once."""
         weights = entry.path / "best.safetensors"
         with self._lock:
@@ -86,7 +86,7 @@ class Shelf:
                 self._kept.popitem(last=False)
             return loaded
 
-    def _load(self, entry: Entry) -> Loaded:
+    def _load(self, entry: ListedRun) -> Loaded:
         from deeprnn.runs.folder import Run
 
         self.loads += 1
@@ -121,14 +121,14 @@ class Shelf:
             )
         return spec
 
-    def music(self, entry: Entry) -> Loaded:
+    def music(self, entry: ListedRun) -> Loaded:
         """A loaded music run; refuses others."""
         loaded = self.get(entry)
         if loaded.kind != "music":
             raise Refusal(409, f"the run {entry.summary['name']} was trained on text, not on music")
         return loaded
 
-    def text(self, entry: Entry) -> Loaded:
+    def text(self, entry: ListedRun) -> Loaded:
         """A loaded text run; refuses others."""
         loaded = self.get(entry)
         if loaded.kind not in ("char", "word"):

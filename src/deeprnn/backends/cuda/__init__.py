@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda.device import Device, device_of, index_of
-from deeprnn.backends.protocol import Case, DirectCall, Gradients, Inputs, Linear, LinearCase
+from deeprnn.backends.protocol import Case, DirectCall, Gradients, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import CellDescription
@@ -75,41 +75,41 @@ class Cuda:
             sums.start()
             return gradients.assembled(own, sums.finish(delta)[0])
 
-    def serves_linear(self, case: Case, entering: Linear, inputs: Inputs) -> bool:
+    def serves_projection(self, case: Case, projection: InputProjection, inputs: Inputs) -> bool:
         """Whether the input's product should be taken in one with the loop."""
-        from deeprnn.backends.cuda.linear import serves
+        from deeprnn.backends.cuda.input_projection import serves
 
-        return serves(case, entering, inputs)
+        return serves(case, projection, inputs)
 
-    def forward_linear(
-        self, linear: LinearCase, entering: Linear, inputs: Inputs, keep: bool
+    def forward_with_projection(
+        self, projection_case: ProjectionCase, projection: InputProjection, inputs: Inputs, keep: bool
     ) -> list[Tensor]:
         """As `forward`, of the input's product."""
-        from deeprnn.backends.cuda.linear import forward
+        from deeprnn.backends.cuda.input_projection import forward
 
-        with current_device(entering.x):
-            return forward(linear, entering, inputs, keep)
+        with current_device(projection.x):
+            return forward(projection_case, projection, inputs, keep)
 
-    def backward_linear(
+    def backward_with_projection(
         self,
-        linear: LinearCase,
+        projection_case: ProjectionCase,
         gradients: Sequence[Tensor | None],
         stored: Sequence[Tensor],
-        entering: Linear,
+        projection: InputProjection,
         inputs: Inputs,
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
         """The gradients of everything that is wanted."""
-        from deeprnn.backends.cuda.linear import backward
+        from deeprnn.backends.cuda.input_projection import backward
 
-        with current_device(entering.x):
-            return backward(linear, gradients, stored, entering, inputs, needed)
+        with current_device(projection.x):
+            return backward(projection_case, gradients, stored, projection, inputs, needed)
 
-    def direct_call(self, linear: LinearCase, wiring: Wiring) -> DirectCall | None:
+    def direct_call(self, projection_case: ProjectionCase, wiring: Wiring) -> DirectCall | None:
         """A layer's whole call at these shapes as recorded launches, where nothing else lies between them."""
         from deeprnn.backends.cuda.direct import direct_call
 
-        return direct_call(linear, wiring)
+        return direct_call(projection_case, wiring)
 
 
 def why_not_planned(cell: CellDescription, bf16: bool, device: Device) -> str | None:

@@ -1,9 +1,9 @@
 """A layer's whole call as recorded launches: what a call from Python costs the host.
 
-For shapes whose products our own kernels take (`linear.on_tensor_cores`) nothing but kernels lies between a layer's
-input and its output, and between the gradient of its output and those of its parameters: so both ways are recorded once
-for a shape (`recording.py`) and fired at every call. Weight gradients are written where they belong, so that nothing
-has to be joined, split or added up afterwards.
+For shapes whose products our own kernels take (`input_projection.on_tensor_cores`) nothing but kernels lies between a
+layer's input and its output, and between the gradient of its output and those of its parameters: so both ways are
+recorded once for a shape (`recording.py`) and fired at every call. Weight gradients are written where they belong, so
+that nothing has to be joined, split or added up afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from deeprnn.backends.cuda import linear as linear_products
+from deeprnn.backends.cuda import input_projection
 from deeprnn.backends.cuda.driver import recorded, stream_of
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
 from deeprnn.backends.cuda.gemm.outer_products import MOST_OUTS, SumBlock, Target
@@ -22,22 +22,24 @@ from deeprnn.backends.cuda.recording import NotRecordable, Recorder, Recording, 
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.schedule import lower
 from deeprnn.backends.gradients import shared_products
-from deeprnn.backends.protocol import Inputs, KeptTensors, LinearCase
+from deeprnn.backends.protocol import Inputs, KeptTensors, ProjectionCase
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import adjoint
 
 unflatten = torch._C._nn.unflatten_dense_tensors  # type: ignore[attr-defined]
 
 
-def direct_call(linear: LinearCase, wiring: Wiring) -> DirectCall | None:
+def direct_call(projection_case: ProjectionCase, wiring: Wiring) -> DirectCall | None:
     """Both directions, recorded when first fired; None where operations of torch lie between the launches."""
-    if not wiring.uses_all_once or not linear_products.on_tensor_cores(linear) or lower(wiring.cell).inlined:
+    if not wiring.uses_all_once or lower(wiring.cell).inlined:
+        return None
+    if not input_projection.on_tensor_cores(projection_case) or not _separable(wiring):
         return None
     if len(wiring.U) > row_products.MOST_MATRICES or len(wiring.biases) > row_products.MOST_BIASES:
         return None
-    if len(linear_products.time_chunks_of(linear, captured=False).chunks) > 1 or not _separable(wiring):
+    if len(input_projection.time_chunks_of(projection_case, captured=False).chunks) > 1:
         return None
-    call = DirectCall(linear, wiring)
+    call = DirectCall(projection_case, wiring)
     try:
         call.record_forward(True)
     except NotRecordable:
@@ -77,10 +79,10 @@ def _tied(wiring: Wiring) -> bool:
 class DirectCall:
     """The calls of one wiring at one shape."""
 
-    def __init__(self, linear: LinearCase, wiring: Wiring) -> None:
-        self.linear, self.wiring, self.case, cell = linear, wiring, linear.case, linear.case.cell
-        self.steps, self.batch, _ = linear.shape
-        self.device, self.served = linear.case.device, ("cuda", linear.case)
+    def __init__(self, projection_case: ProjectionCase, wiring: Wiring) -> None:
+        self.projection_case, self.wiring, self.case = projection_case, wiring, projection_case.case
+        self.steps, self.batch, _ = projection_case.shape
+        self.device, self.served, cell = self.case.device, ("cuda", self.case), self.case.cell
         self.places = [cell.outputs.index(o) for o in cell.new_states]
         """of the states' sequences among the outputs; that of the first is the layer's output"""
         self.output = (self.steps, self.batch, cell.states[0])
@@ -146,7 +148,7 @@ class DirectCall:
 
     def _stand_ins(self, recorder: Recorder) -> tuple[StandIn, Inputs, list[StandIn]]:
         """x, states, matrices and vectors, and the parameters."""
-        x = recorder.stand_in(self.linear.shape)
+        x = recorder.stand_in(self.projection_case.shape)
         states = [recorder.stand_in((self.batch, n)) for n in self.case.cell.states]
         parameters = [recorder.stand_in(shape) for shape in self.wiring.shapes]
         matrices = [parameters[i] for i in self.wiring.matrices]
@@ -193,7 +195,7 @@ class DirectCall:
         entry = delta[..., : self.case.cell.entry_width].flatten(0, 1)
         U = [parameters[i] for i in self.wiring.U]
         matrix = U[0] if len(U) == 1 else torch.cat(U)
-        return linear_products.input_gradient(entry, matrix, True).view(self.linear.shape)
+        return input_projection.input_gradient(entry, matrix, True).view(self.projection_case.shape)
 
     def _record_backward(self, key: tuple, given: Sequence[Tensor | None]) -> Recording:
         """The loop, and all sums over its rows."""
@@ -234,7 +236,7 @@ class DirectCall:
 
     def _targets(self, flat: StandIn) -> list[Target]:
         """Where every sum belongs, the parameters' gradients lying one after the other."""
-        wiring, own, inner = self.wiring, adjoint(self.case.cell), self.linear.shape[2]
+        wiring, own, inner = self.wiring, adjoint(self.case.cell), self.projection_case.shape[2]
         starts = [_count(wiring.shapes[:i]) for i in range(len(wiring.shapes))]
         ones = bool(wiring.biases or wiring.vectors)
         blocks = weight_sums.blocks(own, inner, ones)

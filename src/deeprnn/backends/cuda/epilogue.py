@@ -136,7 +136,7 @@ def _size(cell: CellDescription, node: Expression) -> int:
 
 def _shifted(formula: Expression) -> dict[Expression, Expression]:
     """Streams of the next step."""
-    return {n: leaf("next_stream", *n.value) for n in leaves_of([formula], "stream")}  # type: ignore[misc]
+    return {n: leaf("next_mask", *n.value) for n in leaves_of([formula], "mask")}  # type: ignore[misc]
 
 
 def summed_outputs(cell: CellDescription) -> set[Output]:
@@ -231,7 +231,7 @@ class _Backward:
         return constant(1.0)
 
 
-LOADED = ("entry", "vector", "stream", "next_stream", "outer", "previous", "output", "saved")
+LOADED = ("entry", "vector", "mask", "next_mask", "outer", "previous", "output", "saved")
 
 
 def _loads(roots: list[Expression]) -> tuple[Expression, ...]:
@@ -272,7 +272,7 @@ def header(code: Code) -> str:
         "STORED": len(cell.outputs) + len(own.saved),
         "OUTPUTS": len(cell.outputs),
         "VECTORS": max(1, len(cell.vectors)),
-        "STREAMS_IN": max(1, len(cell.streams)),
+        "MASKS": max(1, len(cell.masks)),
         "ENTRY_WIDTH": cell.entry_width,
         "DELTA_WIDTH": own.width,
         "BACKWARD": int(schedule.backward),
@@ -309,10 +309,10 @@ def _address(code: Code, node: Expression, s: int) -> str:
         return f"(p.entry + w.entry)[n * {cell.entry_width} + {start} + e{f' * {step}' if step > 1 else ''}]"
     if node.op == "vector":
         return f"(p.vector[{index[0]}] + w.member * p.vector_member[{index[0]}])[e]"
-    if node.op in ("stream", "next_stream"):
-        k, shift = index[0], " + 1" if node.op == "next_stream" else ""
-        offset = f"w.member * p.stream_member[{k}] + (w.t{shift}) * p.stream_step[{k}] + w.b * {size}"
-        read = f"(p.stream[{k}] + {offset}){own_row}"
+    if node.op in ("mask", "next_mask"):
+        k, shift = index[0], " + 1" if node.op == "next_mask" else ""
+        offset = f"w.member * p.mask_member[{k}] + (w.t{shift}) * p.mask_step[{k}] + w.b * {size}"
+        read = f"(p.mask[{k}] + {offset}){own_row}"
         return read if not shift else f"w.t + 1 < p.steps ? {read} : 0.0f"
     if node.op == "outer":
         return f"(p.gradient[{index[0]}] + w.at * {size}){own_row}"

@@ -9,7 +9,7 @@ from deeprnn.cells.expressions import Expression, apply, constant, in_order
 
 ONE = constant(1.0)
 COMMUTATIVE = ("add", "multiply", "maximum", "minimum", "equal")
-RANKS = ("preactivation", "state", "output", "vector", "stream", "constant")
+RANKS = ("preactivation", "state", "output", "vector", "mask", "constant")
 
 
 def rewritten(

@@ -41,7 +41,7 @@ class State(Block):
 
 @dataclass(eq=False)
 class Known(Block):
-    """What can be computed before the loop: `kind` is "fixed" (from parameters), "row" (from x) or "stream"."""
+    """What can be computed before the loop: `kind` is "fixed" (from parameters), "row" (from x) or "drawn"."""
 
     node: fx.Node
     kind: str

@@ -1,4 +1,4 @@
-"""What leaves the loop: graphs that compute matrices, vectors, entries and streams before the first step.
+"""What leaves the loop: graphs that compute matrices, vectors, entries and masks before the first step.
 
 Three of them: `fixed`, from parameters alone; `rows`, from x and random draws of all steps at once; and `sequence`,
 from random draws that hold for a whole sequence.
@@ -24,7 +24,7 @@ from deeprnn.cells.tracing.writing import Entry, Written
 aten = torch.ops.aten
 
 
-class Linear(NamedTuple):
+class ProjectedEntry(NamedTuple):
     """An entry that is a product of rows with a matrix: rows `index` of it, and signed pieces of the bias."""
 
     source: fx.Node
@@ -47,7 +47,7 @@ class Hoisted:
     U: list[fx.Node] = field(default_factory=list)
     b: list[fx.Node] = field(default_factory=list)
     vectors: list[fx.Node] = field(default_factory=list)
-    streams: list[tuple[fx.Node, bool]] = field(default_factory=list)  # (node, whether one a sequence)
+    masks: list[tuple[fx.Node, bool]] = field(default_factory=list)  # (node, whether one a sequence)
 
     @property
     def columns(self) -> Columns:
@@ -57,11 +57,11 @@ class Hoisted:
     def hoist(self) -> None:
         """Find everything."""
         self.vectors = [self._vector(n) for n in self.written.vectors]
-        for n in self.written.streams:
+        for n in self.written.masks:
             block, index = self.written.staging.pulled.pieces[n]
             assert isinstance(block, Known)
             node = chosen(self.columns, self.columns.as_rows(block), index, 1)
-            self.streams.append((node, self.columns.sources[block.node] == {"sequence"}))
+            self.masks.append((node, self.columns.sources[block.node] == {"sequence"}))
         entries = self.written.entries
         if not entries:
             return
@@ -76,7 +76,7 @@ class Hoisted:
             self.b = [self._zeros(u) if b is None else b for u, b in zip(self.U, self.b, strict=False)]
             return
         parts: list[fx.Node] = []
-        pending: list[Linear] = []
+        pending: list[ProjectedEntry] = []
         for entry, own in zip(entries, linear, strict=True):
             if pending and (own is None or own.source is not pending[0].source):
                 parts += self._products(pending)
@@ -116,7 +116,7 @@ class Hoisted:
         assert isinstance(block, Known)
         return sign, block, index
 
-    def _linear(self, entry: Entry) -> Linear | None:
+    def _linear(self, entry: Entry) -> ProjectedEntry | None:
         """The entry as a product with rows, where it is one."""
         if len(entry.rows) != 1:
             return None
@@ -134,18 +134,18 @@ class Hoisted:
             if kinds[first] != "fixed" or tuple(first.meta["shape"]) not in ((width,), (1, width)):  # type: ignore[index,union-attr]
                 return None
             bias.insert(0, (sign, first, index))  # type: ignore[arg-type]
-        return Linear(source, self.columns.transposed(q), index, sign, tuple(bias))  # type: ignore[arg-type]
+        return ProjectedEntry(source, self.columns.transposed(q), index, sign, tuple(bias))  # type: ignore[arg-type]
 
-    def _matrix(self, group: list[Linear]) -> fx.Node:
+    def _matrix(self, group: list[ProjectedEntry]) -> fx.Node:
         """The rows of a run of entries as one matrix."""
         matrix = chosen(self.columns, group[0].matrix, np.concatenate([l.index for l in group]), 0)
         return matrix if group[0].sign > 0 else self._new(aten.neg.default, (matrix,), matrix.meta["shape"])
 
-    def _bias(self, group: list[Linear]) -> Any:
+    def _bias(self, group: list[ProjectedEntry]) -> Any:
         """The bias of a run of entries, None where there is none."""
         if not any(l.bias for l in group):
             return None
-        runs: list[list[Linear]] = []
+        runs: list[list[ProjectedEntry]] = []
         for l in group:
             same = runs and [t[:2] for t in runs[-1][-1].bias] == [t[:2] for t in l.bias]
             runs[-1].append(l) if same else runs.append([l])
@@ -173,7 +173,7 @@ class Hoisted:
         rows = matrix.meta["shape"][0]
         return self._new(aten.new_zeros.default, (matrix, [rows]), (rows,))
 
-    def _products(self, pending: list[Linear]) -> list[fx.Node]:
+    def _products(self, pending: list[ProjectedEntry]) -> list[fx.Node]:
         """Runs of entries that are products of the same rows, as one product."""
         if not pending:
             return []
@@ -203,9 +203,9 @@ class Hoisted:
         return self._added(pieces, (BATCH, entry.size), (0,))
 
 
-def _runs(linear: list[Linear]) -> list[list[Linear]]:
+def _runs(linear: list[ProjectedEntry]) -> list[list[ProjectedEntry]]:
     """Neighbours that are rows of the same matrix, one run after the other."""
-    runs: list[list[Linear]] = []
+    runs: list[list[ProjectedEntry]] = []
     for l in linear:
         same = runs and (runs[-1][-1].matrix, runs[-1][-1].sign) == (l.matrix, l.sign)
         runs[-1].append(l) if same else runs.append([l])

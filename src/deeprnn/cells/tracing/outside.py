@@ -103,5 +103,5 @@ class Outside(Blocks):
             raise Undescribable(f"{name_of(node)} mixes the rows of a batch{where(node)}")
         drawn = self.sources[node] <= {"step", "sequence"} and self.sources[node]
         width = int(np.prod(shape, dtype=int)) // BATCH
-        block = self.add(Known, width, node, "stream" if drawn else "row")
+        block = self.add(Known, width, node, "drawn" if drawn else "row")
         self.values[node] = self.name_rows(block, shape, batch[0])

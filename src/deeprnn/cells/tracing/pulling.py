@@ -91,7 +91,7 @@ class Pulled:
         if isinstance(block, Filled):
             return constant(block.value)
         if isinstance(block, Known):
-            return self.piece({"stream": "drawn"}.get(block.kind, block.kind), block, index)
+            return self.piece(block.kind, block, index)
         if isinstance(block, Multiplied):
             return self.piece("product", block, index)
         if isinstance(block, State):

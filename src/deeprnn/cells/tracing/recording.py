@@ -27,7 +27,6 @@ from deeprnn.cells.tracing.side_effects import undone
 aten = torch.ops.aten
 SIZES = (3, 5)
 """batch sizes of the two runs"""
-HERE = os.path.dirname(os.path.abspath(__file__))
 TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 UNSEEN = ("numpy", "tolist", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__", "data")
 """ways to a tensor's numbers that torch cannot record"""

@@ -1,4 +1,4 @@
-"""The description of a cell, and what its matrices, vectors, entries and streams are computed from."""
+"""The description of a cell, and what its matrices, vectors, entries and masks are computed from."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Entry:
 
 @dataclass
 class Written:
-    """A description, and for each of its matrices, vectors, streams and entries where it comes from."""
+    """A description, and for each of its matrices, vectors, masks and entries where it comes from."""
 
     staging: Staging
     cell: CellDescription = None  # type: ignore[assignment]
     matrices: list[fx.Node] = field(default_factory=list)
     vectors: list[int] = field(default_factory=list)  # numbers of pieces
-    streams: list[int] = field(default_factory=list)
+    masks: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     outputs: list[list[Expression]] = field(default_factory=list)  # of each stage, before leaves are numbered
 
@@ -56,7 +56,7 @@ class Written:
             matrices=tuple(m.meta["shape"] for m in self.matrices),
             entry_width=sum(e.size for e in self.entries),
             vectors=tuple(len(staging.pulled.pieces[n][1]) for n in self.vectors),
-            streams=tuple(len(staging.pulled.pieces[n][1]) for n in self.streams),
+            masks=tuple(len(staging.pulled.pieces[n][1]) for n in self.masks),
         )
 
     def _outputs(self, slot: Slot) -> list[Expression]:
@@ -146,7 +146,7 @@ class Written:
             preactivations.append(Preactivation(products, draft.entries.get(node)))
         for node in in_order(draft.outputs):
             if node.op in ("fixed", "drawn"):
-                kind, known = ("vector", self.vectors) if node.op == "fixed" else ("stream", self.streams)
+                kind, known = ("vector", self.vectors) if node.op == "fixed" else ("mask", self.masks)
                 number: int = node.value[0]  # type: ignore[index]
                 if number not in known:
                     known.append(number)

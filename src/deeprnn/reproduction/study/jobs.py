@@ -12,7 +12,7 @@ from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.kernels import loop_of
-from deeprnn.reproduction.plan import Job, Plan, finished_members, member_recipes
+from deeprnn.reproduction.plan import Job, JobPlan, finished_members, member_recipes
 from deeprnn.reproduction.study.plan_file import RATE, Contender, Study, Trial, member_key, members
 from deeprnn.training.recipe import Recipe, override
 
@@ -58,7 +58,7 @@ class Planner:
 
     def __init__(self, study: Study, runs: Runs, root: Path) -> None:
         self.study, self.runs, self.trained = study, runs, finished_members(root)
-        self.plan = Plan()
+        self.plan = JobPlan()
         self.known: dict[Recipe, Job] = {}
 
     def search(self, contender: Contender, data: str) -> None:
@@ -138,7 +138,7 @@ def _group(recipe: Recipe, stage: Recipe | None) -> Any:
 
 def study_plan(
     study: Study, runs: Runs, root: Path, only: Sequence[str] = (), ahead: bool = False
-) -> tuple[Plan, int]:
+) -> tuple[JobPlan, int]:
     """The jobs that can be run now, and how many contenders are not chosen yet.
 
     `only` names a slice (`Study.entrants`). `ahead` also takes the seeds of those, with the first trial's settings.

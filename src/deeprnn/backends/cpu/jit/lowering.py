@@ -23,7 +23,7 @@ class Operand(NamedTuple):
     """A tensor of a pass, by what it is; `width` numbers a row (marks: a byte)."""
 
     kind: str
-    """"A", "first" (state), "vector", "stream", "marks", "matrix", "output", "saved"; backward also "gradient" (of an
+    """"A", "first" (state), "vector", "mask", "marks", "matrix", "output", "saved"; backward also "gradient" (of an
     output, from outside), "delta", "carry", "local", "first_gradient" """
     index: int = 0
     width: int = 0
@@ -144,7 +144,7 @@ def backward_pass(cell: CellDescription) -> Pass:
 
 def _given(cell: CellDescription) -> list[Operand]:
     """What both directions are given."""
-    kinds = (("first", cell.states), ("vector", cell.vectors), ("stream", cell.streams))
+    kinds = (("first", cell.states), ("vector", cell.vectors), ("mask", cell.masks))
     return [*(Operand(kind, i, n) for kind, sizes in kinds for i, n in enumerate(sizes)), MARKS]
 
 
@@ -176,7 +176,7 @@ def _leaf(cell: CellDescription, own: Adjoint, builder: _StageBuilder, node: Exp
         return builder.read(View(_output(cell, index)))
     if node.op == "saved":
         return builder.read(View(_saved(cell, own, index)))  # type: ignore[arg-type]
-    sizes = cell.vectors if node.op == "vector" else cell.streams
+    sizes = cell.vectors if node.op == "vector" else cell.masks
     return builder.read(View(Operand(node.op, index[0], sizes[index[0]])))
 
 

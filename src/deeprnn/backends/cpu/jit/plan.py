@@ -160,7 +160,7 @@ class Planned:
         if operand in self.absent or operand.kind == "vector":
             return Strides(0, 0)
         row = 1 if operand.kind == "marks" else operand.width * self.number.size
-        timed = operand.kind in ("A", "marks", "stream", "output", "saved", "gradient", "delta", "carry")
+        timed = operand.kind in ("A", "marks", "mask", "output", "saved", "gradient", "delta", "carry")
         return Strides(row * self.sharing.batch if timed and operand not in self.timeless else 0, row)
 
     def _view(self, view: View) -> list[int]:

@@ -54,7 +54,7 @@ class Pointwise(NamedTuple):
 
 def value_leaf(number: int) -> Expression:
     """A leaf that stands for a value by its number."""
-    return Expression("stream", value=(number,))
+    return Expression("mask", value=(number,))
 
 
 def function(program: Pointwise, number: Number) -> int:

@@ -32,7 +32,7 @@ def forward(cell: CellDescription, inputs: Inputs, keep: bool) -> list[Tensor]:
     assert A is not None
     lead = A.shape[:-1]
     results = [A.new_empty((*lead, width)) for width in program.results]
-    given = [A, *inputs.states, *inputs.vectors, *inputs.streams, inputs.reset, *results, *inputs.matrices]
+    given = [A, *inputs.states, *inputs.vectors, *inputs.masks, inputs.reset, *results, *inputs.matrices]
     program.run(given, inputs.members, *lead[-2:])
     return results
 
@@ -48,7 +48,7 @@ def backward(
     states = [x.new_empty(x.shape) if steps else x.new_zeros(x.shape) for x in inputs.states]
     carry = [like.new_zeros((*lead, 2, batch, width)) for width in program.carry]
     local = [like.new_empty((*lead, batch, width)) for width in program.local]
-    given = [delta, *inputs.states, *inputs.vectors, *inputs.streams, inputs.reset, *stored, *gradients]
+    given = [delta, *inputs.states, *inputs.vectors, *inputs.masks, inputs.reset, *stored, *gradients]
     program.run([*given, *states, *carry, *local, *inputs.matrices], inputs.members, steps, batch)
     return Gradients(delta, states)
 
@@ -73,7 +73,7 @@ class Program:
         self.carry, self.local = self._widths("carry"), self._widths("local")
         self.delta = sum(self._widths("delta"))
         self.fills_delta = len(self._delta_columns()) == self.delta
-        self.streams = [i for i, x in enumerate(work.operands) if x.kind == "stream"]
+        self.masks = [i for i, x in enumerate(work.operands) if x.kind == "mask"]
         self.marks = next(i for i, x in enumerate(work.operands) if x.kind == "marks")
         self.row_bytes = 8 * max(x.width for x in work.operands)
         self.multiplications = sum(
@@ -107,7 +107,7 @@ class Program:
         dtype = dense[0].dtype  # type: ignore[union-attr]
         absent = tuple([i for i, x in enumerate(dense) if x is None])
         timed = 3 if members is None else 4
-        timeless = tuple([i for i in self.streams if dense[i].dim() < timed])  # type: ignore[union-attr]
+        timeless = tuple([i for i in self.masks if dense[i].dim() < timed])  # type: ignore[union-attr]
 
         def run(sharing: Sharing) -> None:
             key = (sharing, dtype, absent, timeless)

@@ -61,14 +61,14 @@ class Places(NamedTuple):
     initial_sum: int
     initial_local: int
     vector: int
-    stream: int
+    mask: int
     reset: int
     entry_member: int
     initial_member: int
     initial_vector_member: int
     vector_member: int
-    stream_member: int
-    stream_step: int
+    mask_member: int
+    mask_step: int
     reset_member: int
     steps: int
     exchange: int
@@ -84,7 +84,7 @@ def places(own: Code) -> Places:
     schedule, cell = own.schedule, own.schedule.cell
     depth, states, slots = len(schedule.stages), len(cell.states), max(1, len(own.slots))
     outputs, saved = len(cell.outputs), len(adjoint(cell).saved)
-    vectors, streams = max(1, len(cell.vectors)), max(1, len(cell.streams))
+    vectors, masks = max(1, len(cell.vectors)), max(1, len(cell.masks))
     most = max(len(matrix.pieces) for matrix in schedule.matrices)
     pieces = tuple(
         PiecePlace(4 * (j * most + k), p.matrix, p.rows.start, p.rows.step, p.column)
@@ -92,16 +92,16 @@ def places(own: Code) -> Places:
         for k, p in enumerate(matrix.pieces)
         if p is not None
     )
-    counts = [1, outputs + saved, outputs, 1, states, depth, depth, slots, vectors, streams, 1]
+    counts = [1, outputs + saved, outputs, 1, states, depth, depth, slots, vectors, masks, 1]
     counts += [
         1,
         states,
         depth,
         vectors,
-        streams,
-        streams,
+        masks,
+        masks,
         1,
-    ]  # strides from member to member, and of streams
+    ]  # strides from member to member, and of masks
     counts += [3, 3, slots, 1, 2]
     starts = [4 * most * len(schedule.matrices)]
     for count in counts:
@@ -132,7 +132,7 @@ def parameter_block(
         (at.initial_sum, arguments.initial_sums),
         (at.initial_local, arguments.initial_locals),
         (at.vector, inputs.vectors),
-        (at.stream, inputs.streams),
+        (at.mask, inputs.masks),
         (at.local, arguments.locals),
     ):
         for place, x in enumerate(tensors, start):
@@ -143,7 +143,7 @@ def parameter_block(
     block[at.exchange : at.exchange + 3] = exchange
     block[at.scanned : at.scanned + 2] = arguments.scanned
     members = inputs.members is not None
-    for place, x in enumerate(inputs.streams, at.stream_step):
+    for place, x in enumerate(inputs.masks, at.mask_step):
         block[place] = x.stride(-3) if x.dim() == 3 + members else 0
     if members:
         _fill_member_strides(block, at, arguments)
@@ -168,7 +168,7 @@ def _fill_member_strides(block: ctypes.Array, at: Places, arguments: Arguments) 
         (at.initial_member, inputs.states),
         (at.initial_vector_member, arguments.initial_vectors),
         (at.vector_member, inputs.vectors),
-        (at.stream_member, inputs.streams),
+        (at.mask_member, inputs.masks),
     ):
         for place, x in enumerate(tensors, start):
             block[place] = 0 if x is None else x.stride(0)

@@ -34,10 +34,10 @@ struct Params {
   float* initial_sum[DEPTH];           // backward: what comes back to those (B,size), or null
   float* initial_local[LOCALS];        // backward: local values that a state's gradient ends with (B,size), or null
   const float* vector[VECTORS];        // parameters with one number a unit
-  const float* stream[STREAMS_IN];     // inputs without gradient
+  const float* mask[MASKS];             // inputs without gradient
   const u8* reset;                     // (T,B)
   i64 entry_member, initial_member[STATES], initial_vector_member[DEPTH], vector_member[VECTORS];
-  i64 stream_member[STREAMS_IN], stream_step[STREAMS_IN], reset_member;
+  i64 mask_member[MASKS], mask_step[MASKS], reset_member;
   i64 steps, batch, groups;
   u32* exchange;           // whole_card.cu, where it is zeroed before the launch, and tensor_core.cu
   i64 items, share;        // whole_card.cu alone: row groups of all members; how many of them a team serves

@@ -188,7 +188,7 @@ def dense(inputs: Inputs) -> Inputs:
         A=None if inputs.A is None else _dense(inputs.A, 3),
         states=[_dense(x, 2) for x in inputs.states],
         vectors=[_dense(x, 1) for x in inputs.vectors],
-        streams=[_dense(x, x.dim() - (inputs.members is not None)) for x in inputs.streams],
+        masks=[_dense(x, x.dim() - (inputs.members is not None)) for x in inputs.masks],
         reset=None if inputs.reset is None else inputs.reset.contiguous(),
     )
 
@@ -204,8 +204,8 @@ def rounded(inputs: Inputs, case: Case, ready: Prepared) -> Inputs:
     return inputs._replace(matrices=[m.bfloat16().float() for m in inputs.matrices])
 
 
-def _value(formula: Expression, state: Tensor, inputs: Inputs, streams: Sequence[Tensor]) -> Tensor:
-    """A function of one state, of streams and vectors, by torch."""
+def _value(formula: Expression, state: Tensor, inputs: Inputs, masks: Sequence[Tensor]) -> Tensor:
+    """A function of one state, of masks and vectors, by torch."""
 
     def leaf_value(node: Expression) -> Any:
         if node.op == "constant":
@@ -213,7 +213,7 @@ def _value(formula: Expression, state: Tensor, inputs: Inputs, streams: Sequence
         if node.op == "state":
             return state
         (k,) = node.value  # type: ignore[misc]
-        return streams[k] if node.op == "stream" else inputs.vectors[k].unsqueeze(-2)
+        return masks[k] if node.op == "mask" else inputs.vectors[k].unsqueeze(-2)
 
     return fold([formula], leaf_value, lambda name, args: FUNCTIONS[name].torch(*args))[0]
 
@@ -293,8 +293,8 @@ def with_first(states: list[Tensor], first: Mapping[int, Tensor]) -> list[Tensor
 
 def _first(formula: Expression, inputs: Inputs, state: int) -> Tensor:
     """A function of a state at the first step."""
-    streams = [plain.at(x, 0, inputs.members) for x in inputs.streams]
-    return _value(formula, inputs.states[state], inputs, streams)
+    masks = [plain.at(x, 0, inputs.members) for x in inputs.masks]
+    return _value(formula, inputs.states[state], inputs, masks)
 
 
 def _inlined(cell: CellDescription, stored: Sequence[Tensor], inputs: Inputs, s: int, k: int) -> Tensor:
@@ -310,6 +310,6 @@ def _of_all_steps(
 ) -> Tensor:
     """A function of a state as each step saw it."""
     timed = 3 if inputs.members is None else 4
-    streams = [x if x.dim() == timed else x.unsqueeze(-3) for x in inputs.streams]
+    masks = [x if x.dim() == timed else x.unsqueeze(-3) for x in inputs.masks]
     vectors = inputs._replace(vectors=[x.unsqueeze(-2) for x in inputs.vectors])
-    return _value(formula, plain.previous(cell, stored, inputs, state), vectors, streams)
+    return _value(formula, plain.previous(cell, stored, inputs, state), vectors, masks)

@@ -90,7 +90,7 @@ class Schedule:
 class Lowered(NamedTuple):
     """A cell without stages that have no pre-activation: those are computed where their inputs are.
 
-    `sent_as[i]` is what of state i travels: a function of the state (and of streams and vectors) that products
+    `sent_as[i]` is what of state i travels: a function of the state (and of masks and vectors) that products
     multiply in its place.
     """
 
@@ -107,7 +107,7 @@ def lower(cell: CellDescription) -> Lowered:
     formulas = {leaf("output", s, k): e for s in inlined for k, e in enumerate(cell.stages[s].outputs)}
     for formula in formulas.values():
         if len(leaves_of([formula], "state")) != 1 or leaves_of([formula], "output", "vector"):
-            raise NotScheduled("a stage without pre-activation is no function of one state and of streams")
+            raise NotScheduled("a stage without pre-activation is no function of one state and of masks")
     sent: dict[int, Expression] = {}
     for _, _, product in cell.products:
         v = product.vector

@@ -34,11 +34,11 @@ class Sending(NamedTuple):
 
 
 # Eight finishing warps leave the multiplying ones fewer registers for the weights: worth it where tiles take long to
-# finish. Stores by every lane are slower where scales travel too, and where several streams take turns.
-ONE_STREAM = (Sending(True, 4), Sending(False, 4))
-SEVERAL_STREAMS = (Sending(True, 4),)
-ONE_STREAM_OF_TILES = (Sending(True, 4),)
-SEVERAL_STREAMS_OF_TILES = (Sending(True, 4), Sending(True, 8))
+# finish. Stores by every lane are slower where scales travel too, and where several groups of rows take turns.
+ONE_ROW_GROUP = (Sending(True, 4), Sending(False, 4))
+SEVERAL_ROW_GROUPS = (Sending(True, 4),)
+ONE_ROW_GROUP_OF_TILES = (Sending(True, 4),)
+SEVERAL_ROW_GROUPS_OF_TILES = (Sending(True, 4), Sending(True, 8))
 
 
 class Ranges(NamedTuple):
@@ -91,13 +91,13 @@ def _ranges_of_units(plus: DeepTransition) -> Ranges | None:
 
 @dataclass(frozen=True)
 class TensorCorePlan(KernelPlan):
-    """A shape of the kernel; `rows` are those of all streams."""
+    """A shape of the kernel; `rows` are those of all row groups."""
 
     mgroups: int = 1
     """warps side by side over the units"""
     kgroups: int = 1
     """warps that share the inner dimension"""
-    streams: int = 1
+    row_groups: int = 1
     """parts of the rows that take turns, so that one computes while another travels"""
     through_l2: bool = True
     """whether finished tiles go to L2 and from there to all blocks at once"""
@@ -128,12 +128,12 @@ class TensorCorePlan(KernelPlan):
 
     def macros(self) -> dict[str, int | str]:
         """The #defines of tensor_core.cu."""
-        rows = self.rows // self.streams
+        rows = self.rows // self.row_groups
         ranges = self.ranges or Ranges((False,) * self.depth, (1.0,) * self.depth)
         order = slice(None, None, -1) if self.backward else slice(None)
         return {
             "CLUSTER": self.cluster, "MGROUPS": self.mgroups, "KGROUPS": self.kgroups, "ROWS": rows,
-            "STREAMS": self.streams, "NTILES": up(rows, 8), "FINISHERS": self.finishers,
+            "STREAMS": self.row_groups, "NTILES": up(rows, 8), "FINISHERS": self.finishers,
             "FINISHER_REGS": self.finisher_registers, "THROUGH_L2": int(self.through_l2),
             "TILE_SCALES": int(self.ranges is None), "BY_FIRST_STATE": int(ranges.by_first_state),
             "BOUNDED": listed(ranges.bounded[order]),
@@ -156,7 +156,11 @@ def tensor_core_plans(
     """All shapes that fit the chip."""
     tiles = [up(n, 16) for n in schedule.sizes]
     by_rows = known_ranges(schedule) is not None
-    ways = (ONE_STREAM, SEVERAL_STREAMS) if by_rows else (ONE_STREAM_OF_TILES, SEVERAL_STREAMS_OF_TILES)
+    ways = (
+        (ONE_ROW_GROUP, SEVERAL_ROW_GROUPS)
+        if by_rows
+        else (ONE_ROW_GROUP_OF_TILES, SEVERAL_ROW_GROUPS_OF_TILES)
+    )
     # Of cluster sizes that leave the busiest block the same number of tiles only the smallest is worth trying.
     dealt = {tuple(up(n, c) for n in tiles): c for c in device.clusters if c <= min(tiles)}
     for cluster, mgroups, kgroups in product(dealt.values(), (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 8)):
@@ -165,12 +169,12 @@ def tensor_core_plans(
         groups = max(1, device.resident(cluster) // members)
         even = {up(batch, groups * n) for n in (1, 2, 3, 4)}  # no wave nearly empty
         for rows in sorted(even | {min(batch, 8), min(batch, 16), min(batch, 32)}):
-            for streams in sorted({1, *range(up(rows, 16), up(rows, 5) + 1)}):
-                each = up(rows, streams)
-                if each > 48 or (streams > 1 and each <= 4):
+            for row_groups in sorted({1, *range(up(rows, 16), up(rows, 5) + 1)}):
+                each = up(rows, row_groups)
+                if each > 48 or (row_groups > 1 and each <= 4):
                     continue
-                shape = (cluster, mgroups, kgroups, each * streams, streams)
-                for sending in ways[streams > 1]:
+                shape = (cluster, mgroups, kgroups, each * row_groups, row_groups)
+                for sending in ways[row_groups > 1]:
                     plan = tensor_core_plan(schedule, batch, members, bf16, device, *shape, *sending)
                     if plan is not None:
                         yield plan
@@ -178,19 +182,19 @@ def tensor_core_plans(
 
 def tensor_core_plan(
     schedule: Schedule, batch: int, members: int, bf16: bool, device: Device,
-    cluster: int, mgroups: int, kgroups: int, rows: int, streams: int = 1, through_l2: bool = True,
+    cluster: int, mgroups: int, kgroups: int, rows: int, row_groups: int = 1, through_l2: bool = True,
     finishers: int = 4,
 ) -> TensorCorePlan | None:  # fmt: skip
-    """One shape, sizes as in the kernel. `rows` are those of all streams."""
+    """One shape, sizes as in the kernel. `rows` are those of all row groups."""
     if any(m.delayed and schedule.backward and m.stage > 0 for m in schedule.matrices):
         return None  # states that are sent by an earlier stage than the last
     stages, matrices, depth = schedule.stages, schedule.matrices, len(schedule.stages)
     ranges = known_ranges(schedule)
-    ntiles, warps = up(rows // streams, 8), mgroups * kgroups
+    ntiles, warps = up(rows // row_groups, 8), mgroups * kgroups
     changing = ranges is not None and (schedule.backward or not all(ranges.bounded))
     scalers = SCALERS if changing else 0
     threads = 32 * (warps + finishers + scalers)
-    if ntiles * streams > 16 or threads > 1024:  # a lane's reset marks fill a word
+    if ntiles * row_groups > 16 or threads > 1024:  # a lane's reset marks fill a word
         return None
     if depth + sum(len(m.pieces) for m in matrices) > MOST_SCANS:
         return None
@@ -205,15 +209,15 @@ def tensor_core_plan(
         schedule, ranges, bf16, sums, vector_tiles, ntiles, warps, kgroups, finishers, own, scalers
     )
     words_of_weight = 1 if bf16 else 2
-    shared = _tables(schedule, ranges, streams, ntiles, kgroups)
+    shared = _tables(schedule, ranges, row_groups, ntiles, kgroups)
     for s, n in enumerate(vector_tiles):
         again = any(m.source == s and not c for m, c in zip(matrices, schedule.critical, strict=True))
-        shared += streams * (2 if depth == 1 or again else 1) * n * ntiles * tile_bytes(ranges)
+        shared += row_groups * (2 if depth == 1 or again else 1) * n * ntiles * tile_bytes(ranges)
     for j, n in enumerate(rounds):
         if kept[j] < n:  # in the last round perhaps not every warp has a tile
             inner = (n - 1 - kept[j]) * kgroups + vector_tiles[matrices[j].source] - (n - 1) * kgroups
             shared += inner * sums[matrices[j].stage] * mgroups * words_of_weight * 512
-    shared += streams * max(sums) * warps * ntiles * 512  # sums
+    shared += row_groups * max(sums) * warps * ntiles * 512  # sums
     if through_l2:
         own_tiles = [_tiles_of_a_finisher(n, cluster, ntiles, finishers, max(tiles)) for n in tiles]
         leaving = max(n * stage.sent for n, stage in zip(own_tiles, stages, strict=True))
@@ -221,17 +225,26 @@ def tensor_core_plan(
     if shared > device.shared_limit:
         return None
     cost = _cycles(
-        schedule, ranges, cluster, mgroups, kgroups, finishers, rows // streams, streams, through_l2, kept
+        schedule,
+        ranges,
+        cluster,
+        mgroups,
+        kgroups,
+        finishers,
+        rows // row_groups,
+        row_groups,
+        through_l2,
+        kept,
     )
     cost *= SCALED_COST if scalers else 1.0
     if kgroups < 4 and (bf16 or scalers or ranges is None):
         cost *= NARROW_COST
     # Weights in shared memory are in the way of everything else there.
-    cost *= 1 + (0.25 if streams > 1 else 0.1) * (1 - sum(kept) / sum(rounds))
+    cost *= 1 + (0.25 if row_groups > 1 else 0.1) * (1 - sum(kept) / sum(rounds))
     cost *= waves(batch, members, rows, cluster, device)
-    words = streams * sum(vector_tiles) * ntiles * tile_bytes(ranges) // 4 if through_l2 else 0
+    words = row_groups * sum(vector_tiles) * ntiles * tile_bytes(ranges) // 4 if through_l2 else 0
     return TensorCorePlan(
-        cluster, threads, rows, shared, bf16, cost, mgroups, kgroups, streams, through_l2, finishers, own,
+        cluster, threads, rows, shared, bf16, cost, mgroups, kgroups, row_groups, through_l2, finishers, own,
         tuple(kept), words, ranges, depth, schedule.backward,
     )  # fmt: skip
 
@@ -297,19 +310,19 @@ def _in_registers(
     return kept, rounds
 
 
-def _tables(schedule: Schedule, ranges: Ranges | None, streams: int, ntiles: int, kgroups: int) -> int:
+def _tables(schedule: Schedule, ranges: Ranges | None, row_groups: int, ntiles: int, kgroups: int) -> int:
     """Bytes of barriers and of tables of scales."""
     depth = len(schedule.stages)
-    shared = up((16 * depth + 8) * streams, 128) * 128
+    shared = up((16 * depth + 8) * row_groups, 128) * 128
     shared += up(depth + len(schedule.matrices), 4) * 16
     if ranges is not None:
-        shared += streams * ntiles * (8 * depth * 10 * 4 + kgroups * 128)
+        shared += row_groups * ntiles * (8 * depth * 10 * 4 + kgroups * 128)
     return up(shared, 128) * 128
 
 
 def _cycles(
     schedule: Schedule, ranges: Ranges | None, cluster: int, mgroups: int, kgroups: int, finishers: int, rows: int,
-    streams: int, through_l2: bool, kept: Sequence[int],
+    row_groups: int, through_l2: bool, kept: Sequence[int],
 ) -> float:  # fmt: skip
     """Cycles per step, before the factors of `tensor_core_plan`; it only ranks shapes.
 
@@ -317,14 +330,14 @@ def _cycles(
     (results/bench/h200-sweep.jsonl) 72 of 75 shapes are within 12 %, all within 18; of kernels that scale by tiles
     (h200-gates-and-deep-cells.jsonl) the one it ranks first takes at most 13 % longer than the best.
 
-    One stream is a chain: product, sums, epilogue, and the way to the other blocks, which hides products with vectors
-    that are there. Several streams overlap until the multiplying warps or the finishers are always busy; which of the
-    three it is shows gradually, hence the fourth powers.
+    One group of rows is a chain: product, sums, epilogue, and the way to the other blocks, which hides products with
+    vectors that are there. Several groups overlap until the multiplying warps or the finishers are always busy; which
+    of the three it is shows gradually, hence the fourth powers.
     """
     ntiles, chain, multiplying, finishing = up(rows, 8), 0.0, 0.0, 0.0
     dealt = [up(up(stage.size, 16), cluster) for stage in schedule.stages]  # unit tiles of the busiest block
     at_once = min(finishers, max(dealt) * ntiles)
-    used = at_once * min(streams, finishers // at_once)  # finishers that have something to do
+    used = at_once * min(row_groups, finishers // at_once)  # finishers that have something to do
     for s, (stage, most) in enumerate(zip(schedule.stages, dealt, strict=True)):
         own, work = up(most, mgroups) * mgroups * stage.gates, {True: 0.0, False: 0.0}
         for j, matrix in enumerate(schedule.matrices):
@@ -350,6 +363,6 @@ def _cycles(
         if ranges is None:
             task = (3130 + 382 * beside) * (1.3 if finishers > 4 else 1.0)
         finishing += most * ntiles / used * task
-    if streams == 1:
+    if row_groups == 1:
         return chain
-    return (chain**4 + (streams * multiplying) ** 4 + (streams * finishing) ** 4) ** 0.25
+    return (chain**4 + (row_groups * multiplying) ** 4 + (row_groups * finishing) ** 4) ** 0.25

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import autograd, cuda, plain, unrolling
-from deeprnn.backends.cuda import linear, side_stream, time_chunks
+from deeprnn.backends.cuda import input_projection, side_stream, time_chunks
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
 from deeprnn.backends.cuda.gemm.outer_products import MOST_TILES, SumBlock, tiling
@@ -22,7 +22,7 @@ from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plans
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.gradients import shared_products
-from deeprnn.backends.protocol import Case, Inputs, Linear, LinearCase
+from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.cells.adjoint import adjoint
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription
@@ -150,9 +150,9 @@ def plainly(monkeypatch):
     monkeypatch.setattr(row_products, "rows_times", torch.nn.functional.linear)
 
     def take(fast: bool = True, bounds: tuple[int, ...] = WHOLE) -> list[tuple[str, int, str]]:
-        monkeypatch.setattr(linear, "on_tensor_cores", lambda linear_case: fast)
+        monkeypatch.setattr(input_projection, "on_tensor_cores", lambda projection_case: fast)
         chunks = time_chunks.Chunks(tuple(pairwise(bounds)), 41)
-        monkeypatch.setattr(linear, "_time_chunks", lambda *given: chunks)
+        monkeypatch.setattr(input_projection, "_time_chunks", lambda *given: chunks)
         return PlainLaunch.log
 
     return take
@@ -173,24 +173,24 @@ def drawn(cell: CellDescription = DTS, biases: int = 0, dtype=torch.float64) -> 
     return [(0.3 * torch.randn(shape, dtype=dtype)).requires_grad_() for shape in shapes]
 
 
-def apart(tensors, cell: CellDescription, reset=None) -> tuple[Linear, Inputs]:
+def split(tensors, cell: CellDescription, reset=None) -> tuple[InputProjection, Inputs]:
     rest, heights = list(tensors), HEIGHTS[cell]
     vectors = [rest.pop() for _ in cell.vectors][::-1]
     matrices = [rest.pop() for _ in cell.matrices][::-1]
     states = [rest.pop() for _ in cell.states][::-1]
     x, U, b = rest[0], rest[1 : 1 + len(heights)], rest[1 + len(heights) :]
-    return Linear(x, U, b), Inputs(None, states, matrices, vectors, [], reset)
+    return InputProjection(x, U, b), Inputs(None, states, matrices, vectors, [], reset)
 
 
 def in_one(*tensors, cell=DTS, reset=None):
-    entering, inputs = apart(tensors, cell, reset)
-    linear_case = LinearCase.of(Case(cell, CPU, torch.float64), entering, inputs)
-    return autograd.unroll_linear(cuda.BACKEND, linear_case, entering, inputs)
+    projection, inputs = split(tensors, cell, reset)
+    projection_case = ProjectionCase.of(Case(cell, CPU, torch.float64), projection, inputs)
+    return autograd.project_and_unroll(cuda.BACKEND, projection_case, projection, inputs)
 
 
 def by_reference(*tensors, cell=DTS, reset=None):
-    entering, inputs = apart(tensors, cell, reset)
-    return plain.forward(cell, inputs._replace(A=entering.A))
+    projection, inputs = split(tensors, cell, reset)
+    return plain.forward(cell, inputs._replace(A=projection.A))
 
 
 PATHS = ((False, WHOLE), (True, WHOLE), (True, CUT))
@@ -233,7 +233,7 @@ def test_all_gradients_of_the_input_and_the_loop(cell, fast, bounds, biases, onl
 
 def test_torchs_products_are_taken_only_where_they_are_wanted(plainly, monkeypatch):
     plainly(fast=False)
-    monkeypatch.setattr(linear, "matrix_gradients", lambda *a: pytest.fail("not wanted"))
+    monkeypatch.setattr(input_projection, "matrix_gradients", lambda *a: pytest.fail("not wanted"))
     tensors = drawn(biases=2)
     for t in tensors[-3:]:
         t.requires_grad_(False)
@@ -280,7 +280,7 @@ def test_only_plain_fp32_that_fits_is_taken_over():
     rest = Inputs(None, [torch.zeros(64, 400)], [torch.zeros(400, 400)] * 3, [], [])
 
     def serves(x=x, U=U, b=b, inputs=rest, dtype=torch.float32):
-        return linear.serves(Case(PAPER, CPU, dtype), Linear(x, U, b), inputs)
+        return input_projection.serves(Case(PAPER, CPU, dtype), InputProjection(x, U, b), inputs)
 
     assert serves()
     assert serves(x[:1], b=[])
@@ -288,7 +288,7 @@ def test_only_plain_fp32_that_fits_is_taken_over():
     assert not serves(dtype=torch.float64)
     assert not serves(U=[U[0], U[1].double()])
     assert not serves(inputs=rest._replace(states=[rest.states[0].double()]))
-    assert not serves(inputs=rest._replace(streams=[torch.zeros(64, 400)]))
+    assert not serves(inputs=rest._replace(masks=[torch.zeros(64, 400)]))
     assert not serves(x[0])
     assert not serves(U=[U[0], torch.zeros(400, 92)])
     assert not serves(U=[U[0], torch.zeros(396, 88)])
@@ -300,12 +300,12 @@ def test_autocast_and_vmap_leave_the_product_and_the_loop_apart(plainly, monkeyp
     plainly()
     monkeypatch.setattr(cuda.BACKEND, "why_not", lambda case: None)
     served = []
-    right = cuda.BACKEND.forward_linear
-    monkeypatch.setattr(cuda.BACKEND, "forward_linear", lambda *a: served.append(1) or right(*a))
+    right = cuda.BACKEND.forward_with_projection
+    monkeypatch.setattr(cuda.BACKEND, "forward_with_projection", lambda *a: served.append(1) or right(*a))
     tensors = [t.detach() for t in drawn(biases=2, dtype=torch.float32)]
 
     def layer(x):
-        return unrolling.unroll_linear(DTS, *apart([x, *tensors[1:]], DTS), backend="cuda")[-1]
+        return unrolling.project_and_unroll(DTS, *split([x, *tensors[1:]], DTS), backend="cuda")[-1]
 
     whole = layer(tensors[0])
     assert len(served) == 1
@@ -319,21 +319,21 @@ def test_autocast_and_vmap_leave_the_product_and_the_loop_apart(plainly, monkeyp
 
 def test_without_a_gpu_the_product_and_the_loop_are_apart():
     tensors = drawn(biases=3)
-    outputs = unrolling.unroll_linear(DTS, *apart(tensors, DTS))
+    outputs = unrolling.project_and_unroll(DTS, *split(tensors, DTS))
     for a, b in zip(outputs, by_reference(*tensors), strict=True):
         torch.testing.assert_close(a, b)
 
 
-def shaped(cell: CellDescription, shape: tuple[int, int, int], device: torch.device = CPU) -> LinearCase:
-    return LinearCase(Case(cell, device, torch.float32), shape, (cell.entry_width,), 0, False)
+def shaped(cell: CellDescription, shape: tuple[int, int, int], device: torch.device = CPU) -> ProjectionCase:
+    return ProjectionCase(Case(cell, device, torch.float32), shape, (cell.entry_width,), 0, False)
 
 
 def test_only_many_rows_go_to_the_tensor_cores(monkeypatch):
     def taken(shape=(100, 64, 88), cell=PAPER):
-        return linear.on_tensor_cores(shaped(cell, shape))
+        return input_projection.on_tensor_cores(shaped(cell, shape))
 
     assert not taken()
-    monkeypatch.setattr(linear, "hopper", lambda device: True)
+    monkeypatch.setattr(input_projection, "hopper", lambda device: True)
     assert taken()
     assert taken((2, 64, 88))
     assert not taken((1, 64, 88))
@@ -370,7 +370,7 @@ def test_only_large_batches_that_leave_processors_idle_are_cut():
 
 def test_a_cell_whose_units_carry_more_than_delta_holds_is_not_cut():
     lstm = shaped(cells_by_hand.lstm(400), (200, 256, 88), torch.device("cuda", 0))
-    assert linear.time_chunks_of(lstm, captured=True).chunks == ((0, 200),)
+    assert input_projection.time_chunks_of(lstm, captured=True).chunks == ((0, 200),)
 
 
 def test_a_chunk_goes_to_no_kernel_that_would_take_it_for_a_whole(monkeypatch):
@@ -398,7 +398,7 @@ def test_what_goes_beside_the_loop_follows_it_and_all_memory_is_there_before(pla
             lambda self, what=what: log.append((what, 0, "main")) for what in ("mark", "wait", "join")
         )
 
-    monkeypatch.setattr(linear, "SideStream", Side)
+    monkeypatch.setattr(input_projection, "SideStream", Side)
     tensors = drawn(biases=2)
     torch.autograd.grad(in_one(*tensors)[-1].sum(), tensors)
     lengths = [b - a for a, b in pairwise(CUT)][::-1]
@@ -511,19 +511,19 @@ def test_a_layer_in_chunks_is_the_whole_but_for_rounding(marked, monkeypatch):
     leaves = on_a_gpu(PAPER, (400, 400), 30, 250)
     reset = torch.rand(30, 250, device="cuda") < 0.05 if marked else None
     upstream = [torch.randn(30, 250, 400, device="cuda") for _ in range(2)]
-    case = LinearCase.of(Case(PAPER, leaves[0].device, torch.float32), *apart(leaves, PAPER, reset))
+    case = ProjectionCase.of(Case(PAPER, leaves[0].device, torch.float32), *split(leaves, PAPER, reset))
 
     def layer():
-        entering, inputs = apart(leaves, PAPER, reset)
-        outputs = autograd.unroll_linear(cuda.BACKEND, case, entering, inputs)
+        projection, inputs = split(leaves, PAPER, reset)
+        outputs = autograd.project_and_unroll(cuda.BACKEND, case, projection, inputs)
         gradients = torch.autograd.grad(outputs, leaves, upstream)
         outputs = [y.detach() for y in outputs]  # a tape kept alive would tie a capture to this stream
         return [*outputs, *gradients]
 
-    assert linear.on_tensor_cores(case)
+    assert input_projection.on_tensor_cores(case)
     whole = layer()
     chunks = time_chunks.Chunks(((0, 7), (7, 12), (12, 30)), 41)
-    monkeypatch.setattr(linear, "_time_chunks", lambda *given: chunks)
+    monkeypatch.setattr(input_projection, "_time_chunks", lambda *given: chunks)
     called = layer()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -550,11 +550,11 @@ def test_a_layer_with_the_product_of_its_input(kind, backend, marked, batch, mon
     reset = torch.rand(40, batch, device="cuda") < 0.05 if marked else None
     if reset is not None:
         reset[0] = False  # or the gradient of a lone first state would be zero, which has no relative error
-    entering, inputs = apart(leaves, cell, reset)
+    projection, inputs = split(leaves, cell, reset)
     case = Case(cell, leaves[0].device, torch.float32)
-    assert linear.serves(case, entering, inputs)
-    assert linear.on_tensor_cores(LinearCase.of(case, entering, inputs)) == (batch > 1)
-    outputs = unrolling.unroll_linear(cell, entering, inputs, backend)
+    assert input_projection.serves(case, projection, inputs)
+    assert input_projection.on_tensor_cores(ProjectionCase.of(case, projection, inputs)) == (batch > 1)
+    outputs = unrolling.project_and_unroll(cell, projection, inputs, backend)
     upstream = [torch.randn_like(y) for y in outputs]
     results = [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]
     wide = [t.detach().double().requires_grad_() for t in leaves]

@@ -4,7 +4,7 @@ A = x Uᵀ + b before the loop and, after it, the gradients of U, b and every ma
 rows of delta. With many rows on Hopper's tensor cores delta is split into parts once for all of them
 (gemm/outer_products.cu), and the product before the loop is bound by writing A (gemm/short_rows.cu), as accurate as
 fp32 products; else torch's own products serve. Either way autograd sees one operation instead of seven, which is time
-of the host's. What a call's shapes decide is found once, by its `LinearCase`.
+of the host's. What a call's shapes decide is found once, by its `ProjectionCase`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
 from deeprnn.backends.cuda.side_stream import SideStream
 from deeprnn.backends.cuda.time_chunks import Chunks, time_chunks
 from deeprnn.backends.gradients import assembled, matrix_gradients, vector_gradients_of_sums
-from deeprnn.backends.protocol import Case, Inputs, Linear, LinearCase
+from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.cells.adjoint import adjoint
 
 FEWEST_ROWS = 128  # below, torch's product of the input is as fast
@@ -36,51 +36,53 @@ FEWEST_LONG_ROWS = 6144  # the same for the gradient of the input
 LOADS_IN_CAPTURE = 12030  # CUDA 12.3: its drivers load kernels while a graph is captured
 
 
-def serves(case: Case, entering: Linear, inputs: Inputs) -> bool:
+def serves(case: Case, projection: InputProjection, inputs: Inputs) -> bool:
     """Whether this should serve: fp32 matrices that fit the input and fill A, no masks."""
-    x = entering.x
-    if x.dim() != 3 or inputs.streams or case.dtype != torch.float32:
+    x = projection.x
+    if x.dim() != 3 or inputs.masks or case.dtype != torch.float32:
         return False
-    given = (*entering.tensors, *inputs.states, *inputs.matrices, *inputs.vectors)
+    given = (*projection.tensors, *inputs.states, *inputs.matrices, *inputs.vectors)
     if any(t.dtype != torch.float32 for t in given):
         return False
-    if any(u.dim() != 2 or u.shape[1] != x.shape[-1] for u in entering.U):
+    if any(u.dim() != 2 or u.shape[1] != x.shape[-1] for u in projection.U):
         return False
-    heights = [u.shape[0] for u in entering.U]
+    heights = [u.shape[0] for u in projection.U]
     wanted = [*heights, heights[0]]
-    if sum(heights) != case.cell.entry_width or len(entering.b) not in (0, len(heights), len(heights) + 1):
+    if sum(heights) != case.cell.entry_width or len(projection.b) not in (0, len(heights), len(heights) + 1):
         return False
-    return all(v.shape == (n,) for v, n in zip(entering.b, wanted, strict=False))
+    return all(v.shape == (n,) for v, n in zip(projection.b, wanted, strict=False))
 
 
 @lru_cache(maxsize=4096)
-def on_tensor_cores(linear: LinearCase) -> bool:
+def on_tensor_cores(projection_case: ProjectionCase) -> bool:
     """Whether products are taken on Hopper's tensor cores: many rows, and shapes that the kernels can read."""
-    cell, (steps, batch, inner) = linear.case.cell, linear.shape
+    cell, (steps, batch, inner) = projection_case.case.cell, projection_case.shape
     if steps * batch < FEWEST_ROWS or inner % 4 or not 8 <= inner <= row_products.SHORT:
         return False
     if cell.entry_width % 4 or not weight_sums.fits(adjoint(cell), steps * batch):
         return False
-    return hopper(linear.case.device)
+    return hopper(projection_case.case.device)
 
 
-def forward(linear: LinearCase, entering: Linear, inputs: Inputs, keep: bool) -> list[Tensor]:
+def forward(
+    projection_case: ProjectionCase, projection: InputProjection, inputs: Inputs, keep: bool
+) -> list[Tensor]:
     """A, then the loop."""
-    case = linear.case
-    if not on_tensor_cores(linear):
-        return run.forward(case, inputs._replace(A=_torch_product(entering)), keep)
-    x = aligned(entering.x)
+    case = projection_case.case
+    if not on_tensor_cores(projection_case):
+        return run.forward(case, inputs._replace(A=_torch_product(projection)), keep)
+    x = aligned(projection.x)
     scan = _scan_ahead(case, x, inputs, keep) if _is_captured(x) else None
-    A = _product(x, entering.matrix, entering.bias, scan)
+    A = _product(x, projection.matrix, projection.bias, scan)
     return run.forward(case, inputs._replace(A=A), keep, scan=scan)
 
 
-def _torch_product(entering: Linear) -> Tensor:
-    """`entering.A`, of plain tensors: one call where `functional.linear` makes several of them."""
-    x, bias = entering.x, entering.bias
+def _torch_product(projection: InputProjection) -> Tensor:
+    """`projection.A`, of plain tensors: one call where `functional.linear` makes several of them."""
+    x, bias = projection.x, projection.bias
     if bias is None:
-        return entering.A
-    return torch.addmm(bias, x.flatten(0, 1), entering.matrix.t()).view(x.shape[0], x.shape[1], -1)
+        return projection.A
+    return torch.addmm(bias, x.flatten(0, 1), projection.matrix.t()).view(x.shape[0], x.shape[1], -1)
 
 
 def _scan_ahead(case: Case, x: Tensor, inputs: Inputs, keep: bool) -> MaxAbsScan | None:
@@ -107,20 +109,20 @@ def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, scan: MaxAbsScan | 
 
 
 def backward(
-    linear: LinearCase,
+    projection_case: ProjectionCase,
     gradients: Sequence[Tensor | None],
     stored: Sequence[Tensor],
-    entering: Linear,
+    projection: InputProjection,
     inputs: Inputs,
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """The loop, then all sums over its rows: the gradients of x, U, b, states, matrices and vectors."""
-    case, cell = linear.case, linear.case.cell
-    own, fast, groups = adjoint(cell), on_tensor_cores(linear), _by_group(linear, needed)
+    case, cell = projection_case.case, projection_case.case.cell
+    own, fast, groups = adjoint(cell), on_tensor_cores(projection_case), _by_group(projection_case, needed)
     gradients, first = run.moved_to_states(cell, gradients, stored, inputs)
     weights = groups.U or groups.b or groups.matrices or groups.vectors
     if fast and weights and stored[0].numel():
-        loop, delta, sums, entered = _with_sums(linear, gradients, stored, entering, inputs)
+        loop, delta, sums, entered = _with_sums(projection_case, gradients, stored, projection, inputs)
         d_matrices: Sequence[Tensor | None] = assembled(own, sums)
         d_U, summed = entered[0], entered[1] if len(entered) > 1 else None
         states = loop.state_gradients() if groups.states else []
@@ -129,13 +131,13 @@ def backward(
         rows = delta.flatten(0, 1)
         entry = rows if own.width == cell.entry_width else rows[:, : cell.entry_width]
         d_matrices = matrix_gradients(own, delta, stored, inputs) if groups.matrices else []
-        d_U = entry.mT @ entering.x.flatten(0, 1) if groups.U else None
+        d_U = entry.mT @ projection.x.flatten(0, 1) if groups.U else None
         summed = rows.sum(0) if groups.vectors else entry.sum(0) if groups.b else None
     d_x = None
     if groups.x:
         entry = delta if own.width == cell.entry_width else delta[..., : cell.entry_width]
-        d_x = input_gradient(entry.flatten(0, 1), entering.matrix, fast).view_as(entering.x)
-    found = [d_x, *_entered(linear, d_U, summed)]
+        d_x = input_gradient(entry.flatten(0, 1), projection.matrix, fast).view_as(projection.x)
+    found = [d_x, *_entered(projection_case, d_U, summed)]
     found += run.with_first(states, first) if groups.states else [None] * len(cell.states)
     found += d_matrices if groups.matrices else [None] * len(cell.matrices)
     return found + (vector_gradients_of_sums(own, summed) if groups.vectors and summed is not None else [])
@@ -153,20 +155,29 @@ class _Needed(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _by_group(linear: LinearCase, needed: tuple[bool, ...]) -> _Needed:
-    cell, flags = linear.case.cell, iter(needed)
-    counts = (1, len(linear.heights), linear.biases, len(cell.states), len(cell.matrices), len(cell.vectors))
+def _by_group(projection_case: ProjectionCase, needed: tuple[bool, ...]) -> _Needed:
+    cell, flags = projection_case.case.cell, iter(needed)
+    counts = (
+        1,
+        len(projection_case.heights),
+        projection_case.biases,
+        len(cell.states),
+        len(cell.matrices),
+        len(cell.vectors),
+    )
     return _Needed(*(any(tuple(islice(flags, count))) for count in counts))
 
 
-def _entered(linear: LinearCase, d_U: Tensor | None, summed: Tensor | None) -> list[Tensor | None]:
+def _entered(
+    projection_case: ProjectionCase, d_U: Tensor | None, summed: Tensor | None
+) -> list[Tensor | None]:
     """The gradients of every U and b, from those side by side."""
-    heights, biases = linear.heights, linear.biases
+    heights, biases = projection_case.heights, projection_case.biases
     alone = len(heights) == 1
     U = [None] * len(heights) if d_U is None else [d_U] if alone else list(d_U.split(heights))
     if summed is None or not biases:
         return [*U, *[None] * biases]
-    width = linear.case.cell.entry_width
+    width = projection_case.case.cell.entry_width
     summed = summed if len(summed) == width else summed[:width]
     b = [summed] if alone else list(summed.split(heights))
     return [*U, *b, *b[:1]][: len(heights) + biases]
@@ -181,16 +192,16 @@ class _Chunk(NamedTuple):
 
 
 def _with_sums(
-    linear: LinearCase,
+    projection_case: ProjectionCase,
     gradients: Sequence[Tensor | None],
     stored: Sequence[Tensor],
-    entering: Linear,
+    projection: InputProjection,
     inputs: Inputs,
 ) -> tuple[run.BackwardLaunch, Tensor, list[Tensor], list[Tensor]]:
     """The last loop, delta, the loop's sums and the input's."""
     like = stored[0]
-    delta = like.new_empty(*like.shape[:-1], adjoint(linear.case.cell).width)
-    chunks = _chunks(linear, gradients, stored, entering, inputs, delta)
+    delta = like.new_empty(*like.shape[:-1], adjoint(projection_case.case.cell).width)
+    chunks = _chunks(projection_case, gradients, stored, projection, inputs, delta)
     if len(chunks) > 1 or _is_captured(delta):
         _beside(chunks, delta.device)
         sums, entered = chunks[-1].sums.finish(chunks[-1].delta)
@@ -230,18 +241,18 @@ def _beside(chunks: Sequence[_Chunk], device: torch.device) -> None:
 
 
 def _chunks(
-    linear: LinearCase,
+    projection_case: ProjectionCase,
     gradients: Sequence[Tensor | None],
     stored: Sequence[Tensor],
-    entering: Linear,
+    projection: InputProjection,
     inputs: Inputs,
     delta: Tensor,
 ) -> list[_Chunk]:
     """The chunks, the last one first, as the loop goes. All memory is taken here."""
-    case, cell, own = linear.case, linear.case.cell, adjoint(linear.case.cell)
-    plan, found = _time_chunks(linear), []
+    case, cell, own = projection_case.case, projection_case.case.cell, adjoint(projection_case.case.cell)
+    plan, found = _time_chunks(projection_case), []
     gradients = [None if g is None else g.contiguous() for g in gradients]
-    ones = bool(entering.b or inputs.vectors)
+    ones = bool(projection.b or inputs.vectors)
 
     def part(t: Any, a: int, b: int) -> Any:
         return t if t is None or len(plan.chunks) == 1 else t[a:b]
@@ -256,23 +267,23 @@ def _chunks(
         loop = run.BackwardLaunch.of(case, own_gradients, own_stored, now, own_delta, after, a == 0)
         onto = found[0].sums if found else None
         free = plan.free_processors if a else 0
-        x = part(entering.x, a, b)
+        x = part(projection.x, a, b)
         found.append(
             _Chunk(loop, own_delta, weight_sums.WeightSums(own, own_stored, now, x, ones, free, onto))
         )
     return found
 
 
-def _time_chunks(linear: LinearCase) -> Chunks:
+def _time_chunks(projection_case: ProjectionCase) -> Chunks:
     """The chunks in which to go backward: one where units carry more from step to step than delta holds."""
-    captured = linear.case.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return time_chunks_of(linear, captured)
+    captured = projection_case.case.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return time_chunks_of(projection_case, captured)
 
 
 @lru_cache(maxsize=4096)
-def time_chunks_of(linear: LinearCase, captured: bool) -> Chunks:
+def time_chunks_of(projection_case: ProjectionCase, captured: bool) -> Chunks:
     """The same, by whether a graph is captured."""
-    case, (steps, batch, inner) = linear.case, linear.shape
+    case, (steps, batch, inner) = projection_case.case, projection_case.shape
     carries = any(node.op == "state" for stage in adjoint(case.cell).stages for node, _ in stage.leaves)
     if case.device.type != "cuda" or carries or case.cell.vectors:
         return Chunks(((0, steps),), 0)
