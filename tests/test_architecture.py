@@ -50,7 +50,8 @@ ROWS = [
 INSIDE = {
     "cells": [
         {"expressions"},
-        {"functions", "description"},
+        {"functions"},
+        {"description"},
         {"adjoint", "deep_transition"},
         {"step_graph"},
     ],

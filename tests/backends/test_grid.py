@@ -12,6 +12,7 @@ from deeprnn.backends import autograd, plain
 from deeprnn.backends.gradients import matrix_gradients, vector_gradients
 from deeprnn.backends.unrolling import unroll
 from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.functions import FUNCTIONS
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name
 from tests.backends.grid import Case, Rejected, examine
@@ -65,6 +66,11 @@ def test_cuda_at_the_papers_sizes(case):
 @pytest.mark.parametrize("case", grid.cases()[::7] + CELLS[1::5], ids=str)
 def test_the_reference_in_the_cases_precision(case):
     examine(through("reference"), case)
+
+
+def test_the_grid_has_every_unit_and_knows_which_functions_jump():
+    assert set(grid.KINKED) <= set(FUNCTIONS)
+    assert {row.name for row in FUNCTIONS.values() if row.unit} < set(grid.UNITS)
 
 
 # ---- the grid must catch what is wrong
