@@ -58,13 +58,13 @@ from deeprnn.reproduction.study.jobs import study_plan  # noqa: E402
 from deeprnn.reproduction.study.plan_file import Study, read_study  # noqa: E402
 from deeprnn.reproduction.study.run import DIVERGED, STARTED, read_runs, run_study  # noqa: E402
 from deeprnn.runs.folder import command_line, commit, environment  # noqa: E402
-from deeprnn.training.clean import Part, clean_parts  # noqa: E402
+from deeprnn.training.clean import SplitSubset, clean_parts  # noqa: E402
 from deeprnn.training.cuda_graph import on_own_stream  # noqa: E402
 from deeprnn.training.recipe import DataPart, Recipe  # noqa: E402
 from deeprnn.training.saving import member_folders  # noqa: E402
 from deeprnn.training.session import load_data, pick_device  # noqa: E402
 
-LEDGER = HERE / "results" / "runs"
+LEDGER, STUDIES = HERE / "results" / "runs", HERE / "results" / "studies"
 TO_SAVE, TO_END = 25.0, 5.0
 """seconds before the end at which training stops, and at which the process ends whatever it does"""
 EVERY = 60.0
@@ -73,7 +73,7 @@ TO_COMPILE = 90.0
 """seconds after which what is not compiled ahead is left to the runs"""
 
 
-def parts_of_test(part: DataPart) -> Mapping[str, Part]:
+def parts_of_test(part: DataPart) -> Mapping[str, SplitSubset]:
     """What of a test part is clean, for a worker: an audit takes up to a minute."""
     return clean_parts(load_data(part), clean_scores.SPLIT)
 
@@ -96,6 +96,7 @@ class Slice:
             root=self.work / ("runs-" + self.home.name), ledger=self.home / RUNS,
             published=LEDGER if arguments.fresh else None,
             record_cut_off=not arguments.fresh,  # a rerun's runs are scored once, when they are whole
+            commit=arguments.commit,
         )  # fmt: skip
         for folder in (self.out, self.settings.root, self.settings.ledger):
             folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class Slice:
         self.over, self.ended = threading.Event(), threading.Event()
         self.commit = arguments.commit or commit()
         self.scoring: threading.Thread | None = None
-        self.audits: dict[str, Future[Mapping[str, Part]]] = {}
+        self.audits: dict[str, Future[Mapping[str, SplitSubset]]] = {}
 
     def say(self, line: str) -> None:
         """To the terminal and the log, at once."""
@@ -151,6 +152,10 @@ class Slice:
         if self.study is None and not self.arguments.fresh:
             for path in LEDGER.glob("*.json"):
                 write_new(self.settings.ledger / path.name, path.read_bytes())
+        if self.study is not None:  # what slices of any machine have brought together
+            known = slice_files.read_folder(STUDIES / self.study.name)
+            entries = slice_files.enter(known, self.home)[0]
+            self.say(f"{len(entries)} entries of {self.study.name} are known")
         if self.arguments.restore:
             folder = Path(self.arguments.restore)
             entries = slice_files.enter(slice_files.read_results(folder), self.home)[0]
@@ -245,7 +250,7 @@ class Slice:
                 self.settings.root, self.settings.ledger, self.device, data_of, self.say, self._parts_of
             )
 
-    def _parts_of(self, data: Any) -> Mapping[str, Part]:
+    def _parts_of(self, data: Any) -> Mapping[str, SplitSubset]:
         audit = self.audits.get(data.name)
         return clean_parts(data, clean_scores.SPLIT) if audit is None else audit.result()
 

@@ -102,7 +102,7 @@ def rehearsal(
         stack.enter_context(patch.object(driver, "ensure_context", lambda device: None))
         stack.enter_context(patch.object(driver, "_raw_device", lambda: 0))
         stack.enter_context(patch.object(torch.cuda, "current_device", lambda: 0))
-        stack.enter_context(patch.object(direct, "DEVICE", "cpu"))
+        stack.enter_context(patch.object(direct, "DEVICES", ("cpu",)))
         stack.enter_context(patch.object(cuda.Cuda, "why_not", lambda self, case: None))
         stack.enter_context(patch.dict(registry.PREFERENCE, {"cpu": ("cuda",)}))
         if training:

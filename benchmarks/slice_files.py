@@ -14,6 +14,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,8 @@ def read_results(folder: Path) -> dict[str, bytes]:
 
 def enter(files: Mapping[str, bytes], home: Path) -> tuple[list[Path], list[Path]]:
     """Enter results into a folder, each entry checked, over nothing: those now there, and those it has otherwise."""
-    began = files.get(STARTED)
-    if began is not None and not write_new(home / STARTED, began) and (home / STARTED).read_bytes() != began:
-        raise UserError(f"{home} began with another plan, or at another time: these are not its runs")
+    if STARTED in files:
+        _enter_start(files[STARTED], home / STARTED)
     entered, other = _enter_runs(files, home / RUNS)
     for name, key in ((CALLS, "began"), (DYNAMIC, "entry"), (DIVERGED, None)):
         if name in files:
@@ -69,6 +69,31 @@ def enter(files: Mapping[str, bytes], home: Path) -> tuple[list[Path], list[Path
         known = {row.entry: row for row in clean_scores.add_scores(home / clean_scores.FILE, new)}
         other += [home / clean_scores.FILE] * any(known[row.entry] != row for row in new)
     return entered, other
+
+
+def _enter_start(content: bytes, path: Path) -> None:
+    """Slices that began each by itself are one study where plan and recipes are the same; the first beginning stays."""
+    if write_new(path, content):
+        return
+    try:
+        new, known = json.loads(content), json.loads(path.read_bytes())
+        same, earlier = new["digest"] == known["digest"], _moment(new) < _moment(known)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} and the slice's cannot be compared: {error!r:.80}") from None
+    if not same:
+        raise UserError(f"{path.parent} began with another plan or other recipes: these are not its runs")
+    if earlier:
+        write_atomically(path, content)
+
+
+def _moment(start: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(start["began"])
+
+
+def read_folder(home: Path) -> dict[str, bytes]:
+    """The files of a study's folder of results that another machine goes on from."""
+    paths = [*sorted((home / RUNS).glob("*.json")), *(home / name for name in (STARTED, DIVERGED, DYNAMIC))]
+    return {path.relative_to(home).as_posix(): path.read_bytes() for path in paths if path.exists()}
 
 
 def _enter_runs(files: Mapping[str, bytes], ledger: Path) -> tuple[list[Path], list[Path]]:

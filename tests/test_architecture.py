@@ -54,7 +54,8 @@ ROWS = [
 INSIDE = {
     "cells": [
         {"expressions"},
-        {"functions", "description"},
+        {"functions"},
+        {"description"},
         {"adjoint", "deep_transition"},
         {"step_graph"},
     ],
@@ -72,7 +73,9 @@ INSIDE = {
         {"cuda.input_projection"},
         {"cuda.direct"},
         {"cpu", "cuda"},
-        {"choose", "autograd"},
+        {"choose", "torch_operators"},
+        {"autograd"},
+        {"layer_autograd"},
         {"unrolling"},
         {"direct"},
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from deeprnn.cells.functions import FUNCTIONS
+from deeprnn.cells.functions import UNITS
 from deeprnn.model import units
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "models.md"
@@ -23,8 +23,7 @@ def test_the_blocks_of_the_page_run(monkeypatch):
 
 def test_every_unit_and_builder_is_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
-    own = [row.name for row in FUNCTIONS.values() if row.unit]
-    for name in (*own, *(f"{pooled}:N" for pooled in units.POOLED)):
+    for name in (*UNITS, *(f"{pooled}:N" for pooled in units.POOLED)):
         assert f"`{name}`" in text
     for builder in (
         "rnn",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from deeprnn.backends import plain
 from deeprnn.backends.protocol import Inputs
+from deeprnn.cells import functions
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription
 from deeprnn.cells.expressions import in_order
@@ -24,8 +25,8 @@ from deeprnn.cells.expressions import in_order
 Unroll = Callable[[CellDescription, Inputs, str], Sequence[Tensor]]
 Tensors = dict[str, Tensor]
 TOLERANCE = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2}
-KINKED = ("relu", "maximum", "abs", "lp")
-"""functions whose slope jumps: near the jump rounding decides on which side a number falls"""
+KINKED = ("relu", "maximum", "minimum", "absolute", "sign", "step", "equal", "greater", "select", "lp")
+"""functions whose value or slope jumps: near the jump rounding decides on which side a number falls"""
 
 
 class Rejected(AssertionError):
@@ -59,7 +60,7 @@ class Case:
 
 
 STRUCTURES = [(1, "none"), (2, "none"), (2, "last"), (3, "none"), (3, "last"), (3, "all")]
-UNITS = ["sigmoid", "tanh", "relu", "identity", "mixed"]
+UNITS = [*functions.UNITS, "mixed"]
 MIXED = ("tanh", "relu", "sigmoid")
 WIDTHS = [(63, 100, 63), (1, 63, 1), (385, 63, 100), (100, 385, 385), (16, 48, 64), (63, 1, 100)]
 SHAPES = [(7, 3), (1, 1), (7, 1), (1, 3), (7, 9)]

@@ -2,7 +2,8 @@
 
 A cell has one to four stages of one or two sizes, one to three states, pre-activations with entries side by side,
 interleaved or none, products with states and earlier outputs through parts of matrices, and expressions made of every
-function of the table, each kept where it is smooth enough for its slope to mean something.
+function of the table, each kept where it is smooth enough for its slope to mean something. Units of the table take any
+argument, so that a new one is drawn without a word here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from deeprnn.backends.protocol import Inputs
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Product, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, apply, leaf
+from deeprnn.cells.functions import UNITS
 
 SIZES = (1, 7, 16, 33, 63, 129)
 
@@ -101,7 +103,8 @@ class _Draft:
         if depth == 0 or self.draw.random() < 0.1:
             return self.draw.choice(leaves)
         args = [self.expression(leaves, depth - 1) for _ in range(3)]
-        return self.draw.choice(FORMS)(*args)
+        form, unit = self.draw.choice(FORMS), list(UNITS)[int(len(UNITS) * self.draw.random())]
+        return form(*args) if form is not None else apply(unit, args[0])
 
     def output(self, leaves: list[Expression]) -> Expression:
         return apply(
@@ -116,17 +119,14 @@ def _positive(x: Expression) -> Expression:
 
 
 Form = Callable[[Expression, Expression, Expression], Expression]
-FORMS: list[Form] = [
+FORMS: list[Form | None] = [
+    *[None] * 5,  # a unit of the table
     lambda a, b, c: a + b,
     lambda a, b, c: a - b,
     lambda a, b, c: apply("sigmoid", a) * b,
     lambda a, b, c: apply("tanh", a) * apply("tanh", b),
     lambda a, b, c: a / _positive(b),
     lambda a, b, c: -a,
-    lambda a, b, c: apply("sigmoid", a),
-    lambda a, b, c: apply("tanh", a),
-    lambda a, b, c: apply("relu", a),
-    lambda a, b, c: apply("identity", a),
     lambda a, b, c: apply("softplus", a),
     lambda a, b, c: apply("exp", apply("tanh", a)),
     lambda a, b, c: apply("log", _positive(a)),

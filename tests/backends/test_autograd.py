@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deeprnn import DeepRNN
-from deeprnn.backends import autograd, choose, plain, registry, unroll
+from deeprnn.backends import autograd, choose, plain, registry, torch_operators, unroll
 from deeprnn.backends.protocol import Case, Gradients, Inputs
 from deeprnn.cells.description import CellDescription
 from tests.backends import cells_by_hand, grid
@@ -285,7 +285,14 @@ def test_fake_tensors_have_the_shapes_and_run_nothing(counted):
 def test_the_operator_passes_torch_librarys_own_checks(name):
     cell = CELLS[name]
     tensors = inputs_of(leaves(cell), cell, MARKS).tensors
-    torch.library.opcheck(autograd.unroll_op, ("counted", cell.text, "fp32", tensors, True, True))
+    torch.library.opcheck(torch_operators.unroll_op, ("counted", cell.text, "fp32", tensors, True, True))
+
+
+@pytest.mark.parametrize("operator", ["unroll", "unroll_backward"])
+@pytest.mark.parametrize("device", ["CPU", "CUDA", "XPU", "MPS", "PrivateUse1"])
+def test_the_operator_serves_every_device(operator, device):
+    """A compiler sees it wherever the plain backend can run."""
+    assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"deeprnn::{operator}", device)
 
 
 @pytest.mark.parametrize(("T", "B"), [(0, 3), (4, 0)])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deeprnn.backends import autograd, plain, unroll
+from deeprnn.backends import plain, torch_operators, unroll
 from deeprnn.backends.choose import why_not
 from deeprnn.backends.cuda import describe_plan, driver, nvrtc, why_not_planned
 from deeprnn.backends.cuda.device import Device, device_of
@@ -393,7 +393,7 @@ def test_the_operator_passes_torch_librarys_own_checks():
     inputs, _ = drawn(case)
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
     arguments = ("cuda", case.cell.text, "fp32", inputs.tensors, True, True)
-    torch.library.opcheck(autograd.unroll_op, arguments, test_utils=utilities)
+    torch.library.opcheck(torch_operators.unroll_op, arguments, test_utils=utilities)
 
 
 @GPU

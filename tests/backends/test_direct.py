@@ -17,11 +17,12 @@ from benchmarks.rehearsal import rehearsal
 from torch import nn
 
 import deeprnn
-from deeprnn.backends import direct
+from deeprnn.backends import direct, registry
 from deeprnn.backends.cuda import driver, input_projection
 from deeprnn.backends.cuda.gemm import outer_products, row_products
 from deeprnn.backends.cuda.recording import NotRecordable, Recorder
 from deeprnn.backends.cuda.recurrence import launch, max_abs_scan
+from deeprnn.backends.protocol import DirectBackend
 from tests.backends.emulated import emulated_kernel
 from tests.backends.hopper_emulation import Blocks, needs_half
 from tests.backends.small_emulation import Small
@@ -305,3 +306,11 @@ def test_a_table_of_tiles_is_not_taken_for_addresses():
     )  # beside three others in a word it reaches into the topmost byte
     assert recording.addresses == [(0, 0, 0)]
     assert recording.template.tobytes() == bytes(blank)
+
+
+def test_the_short_way_is_asked_for_where_a_backend_has_one():
+    served = {
+        device: any(isinstance(registry.load(name), DirectBackend) for name in names)
+        for device, names in registry.PREFERENCE.items()
+    }
+    assert served == {device: device in direct.DEVICES for device in registry.PREFERENCE}

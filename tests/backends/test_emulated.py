@@ -28,6 +28,7 @@ from deeprnn.backends.cuda.recurrence import (
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.protocol import Case as BackendCase
 from deeprnn.cells.description import CellDescription
+from deeprnn.cells.functions import UNITS
 from deeprnn.cells.library import LIBRARY
 from deeprnn.cells.plans import Request, plan_of
 from tests.backends import grid
@@ -109,6 +110,13 @@ def test_cluster_kernel(case, shape, registers, monkeypatch):
     if not registers:
         monkeypatch.setattr(cluster_plans, "REGISTERS", dict.fromkeys(cluster_plans.REGISTERS, 0))
     examine(case, lambda *common: cluster_plans.cluster_plan(*common, H200, *shape), monkeypatch)
+
+
+def test_every_unit_of_the_table(monkeypatch):
+    """A layer each, so that one kernel has them all."""
+    units = list(UNITS)
+    case = Case("units", grid.transition([9] * len(units), units, "none"), T=4, B=3, reset=True)
+    examine(case, lambda *common: cluster_plans.cluster_plan(*common, H200, 2, 128, 8, 2, 2), monkeypatch)
 
 
 # ---- the whole card

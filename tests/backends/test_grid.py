@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from deeprnn.backends import autograd, plain
+from deeprnn.backends import autograd, plain, registry, torch_operators
+from deeprnn.backends.choose import why_not
 from deeprnn.backends.gradients import matrix_gradients, vector_gradients
 from deeprnn.backends.unrolling import unroll
 from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.functions import FUNCTIONS
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name
 from tests.backends.grid import Case, Rejected, examine
@@ -36,6 +38,23 @@ def test_cpu(case):
 @pytest.mark.parametrize("case", grid.cases() + CELLS, ids=str)
 def test_cpu_everywhere(case):
     examine(through("cpu"), case)
+
+
+REGISTERED = [
+    Case("63x100", grid.transition((63, 100), ("tanh", "sigmoid")), T=5, B=3, reset=True),
+    Case("lstm", by_name()["lstm"], T=4, B=2, reset=True),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("name", registry.MODULES)
+def test_every_registered_backend(name, device):
+    """What is added to the registry is examined without a further word."""
+    for case in REGISTERED:
+        reason = why_not(name, case.cell.text, device, torch.float32)
+        if reason is not None:
+            pytest.skip(reason)
+        examine(through(name), case, device)
 
 
 @pytest.mark.parametrize("case", grid.large_cases()[::2] + grid.large_cases("fp64")[1:2], ids=str)
@@ -65,6 +84,11 @@ def test_cuda_at_the_papers_sizes(case):
 @pytest.mark.parametrize("case", grid.cases()[::7] + CELLS[1::5], ids=str)
 def test_the_reference_in_the_cases_precision(case):
     examine(through("reference"), case)
+
+
+def test_the_grid_has_every_unit_and_knows_which_functions_jump():
+    assert set(grid.KINKED) <= set(FUNCTIONS)
+    assert {row.name for row in FUNCTIONS.values() if row.unit} < set(grid.UNITS)
 
 
 # ---- the grid must catch what is wrong
@@ -137,7 +161,8 @@ BAIT = Case("63x100", grid.transition((63, 100), ("tanh", "sigmoid")), T=7, B=3,
 def faulty(fault: str, monkeypatch):
     """Unroll by a backend with this fault."""
     backend = Faulty(fault)
-    monkeypatch.setattr(autograd, "load", lambda name: backend)
+    for module in (autograd, torch_operators):
+        monkeypatch.setattr(module, "load", lambda name: backend)
     return lambda cell, inputs, precision: autograd.unroll("faulty", cell.text, precision, inputs)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deeprnn.backends import autograd, cuda, plain, unrolling
+from deeprnn.backends import cuda, layer_autograd, plain, unrolling
 from deeprnn.backends.cuda import input_projection, side_stream, time_chunks
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
@@ -185,7 +185,7 @@ def split(tensors, cell: CellDescription, reset=None) -> tuple[InputProjection, 
 def in_one(*tensors, cell=DTS, reset=None):
     projection, inputs = split(tensors, cell, reset)
     projection_case = ProjectionCase.of(Case(cell, CPU, torch.float64), projection, inputs)
-    return autograd.project_and_unroll(cuda.BACKEND, projection_case, projection, inputs)
+    return layer_autograd.project_and_unroll(cuda.BACKEND, projection_case, projection, inputs)
 
 
 def by_reference(*tensors, cell=DTS, reset=None):
@@ -515,7 +515,7 @@ def test_a_layer_in_chunks_is_the_whole_but_for_rounding(marked, monkeypatch):
 
     def layer():
         projection, inputs = split(leaves, PAPER, reset)
-        outputs = autograd.project_and_unroll(cuda.BACKEND, case, projection, inputs)
+        outputs = layer_autograd.project_and_unroll(cuda.BACKEND, case, projection, inputs)
         gradients = torch.autograd.grad(outputs, leaves, upstream)
         outputs = [y.detach() for y in outputs]  # a tape kept alive would tie a capture to this stream
         return [*outputs, *gradients]

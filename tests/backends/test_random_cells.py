@@ -60,11 +60,39 @@ def check(cell: CellDescription, inputs: Inputs, dtype: torch.dtype, backend: st
     truth = with_gradients(cell, inputs, "truth")
     got = with_gradients(cell, cast(inputs, dtype), backend)
     assert truth.keys() == got.keys()
+    assert {x.dtype for x in got.values()} == {dtype}
+    errors = distances(got, truth)
+    allowed = dict.fromkeys(errors, TOLERANCE[dtype])
+    if any(
+        error >= TOLERANCE[dtype] for error in errors.values()
+    ):  # sums that cancel: the plain loop is no better
+        for name, error in rounding(cell, inputs, dtype).items():
+            allowed[name] = max(TOLERANCE[dtype], 4 * error)
+    for name, error in errors.items():
+        assert error < allowed[name], f"{name}: error {error:.1e}, allowed {allowed[name]:.1e}"
+
+
+def rounding(cell: CellDescription, inputs: Inputs, dtype: torch.dtype) -> dict[str, float]:
+    """How far the plain loop in this type is off, at the worst of several inputs as good as these."""
+    worst: dict[str, float] = {}
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        tensors = [
+            x * (1 + 3e-7 * torch.randn(x.shape, generator=generator)) if x.is_floating_point() else x
+            for x in inputs.tensors
+        ]
+        near = cast(cast(Inputs.of(cell, tensors), dtype), torch.float64)
+        got = with_gradients(cell, cast(near, dtype), "truth")
+        for name, error in distances(got, with_gradients(cell, near, "truth")).items():
+            worst[name] = max(worst.get(name, 0.0), error)
+    return worst
+
+
+def distances(got: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
+    """Relative errors by name."""
     largest = max(x.norm() for name, x in truth.items() if name.startswith("gradient"))
-    for name, exact in truth.items():
-        assert got[name].dtype == dtype
-        error = (got[name] - exact).norm() / torch.maximum(exact.norm(), 0.01 * largest).clamp_min(1e-9)
-        assert error < TOLERANCE[dtype], f"{name}: error {error:.1e}"
+    sizes = {name: torch.maximum(x.norm(), 0.01 * largest).clamp_min(1e-9) for name, x in truth.items()}
+    return {name: float((got[name] - x).norm() / sizes[name]) for name, x in truth.items()}
 
 
 @pytest.mark.parametrize("seed", range(COUNT))
@@ -74,7 +102,8 @@ def test_a_random_cell(seed):
 
 
 def test_random_cells_use_every_function_and_every_size():
-    """Else a row of the table could be wrong and the cells above would not tell."""
+    """Else a row of the table could be wrong and the cells above would not tell. A function that is no unit may need
+    arguments that suit it: a line in `random_cells.FORMS`."""
     cells = [random_cell(seed) for seed in range(COUNT)]
     text = "".join(cell.text for cell in cells)
     assert [name for name in FUNCTIONS if f'"{name}"' not in text] == []

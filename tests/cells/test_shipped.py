@@ -12,8 +12,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from deeprnn.backends.cuda import why_not_planned
 from deeprnn.backends.cuda.device import Device
+from deeprnn.cells.functions import UNITS
 from deeprnn.cells.library import LIBRARY
 from deeprnn.cells.plans import Request, plan_of
+from deeprnn.errors import UserError
 from deeprnn.model.cell_loop import draw, draw_specs, unroll_cell
 from deeprnn.model.recurrent import Recurrent
 
@@ -30,6 +32,22 @@ def make(name, **options):
     torch.manual_seed(0)
     name, own = OPTIONS.get(name, (name, {}))
     return LIBRARY[name](I, H, **own, **options)
+
+
+@pytest.mark.parametrize("name", ["rnn", "leaky", "indrnn"])
+def test_every_unit_of_the_table_serves_a_cell_without_gates(name):
+    for unit, phi in UNITS.items():
+        cell = LIBRARY[name](I, H, unit=unit).double()
+        x, h = torch.randn(T, B, I).double(), torch.zeros(B, H).double()
+        y, _ = Recurrent(cell)(x)
+        assert not plan_of(cell, Request(x.dtype, x.dtype, "cpu")).reason
+        for t in range(T):
+            recurrent = cell.weight_hh * h if name == "indrnn" else h @ cell.weight_hh.t()
+            new = phi(x[t] @ cell.weight_ih.t() + cell.bias + recurrent)
+            h = h + cell.alpha * (new - h) if name == "leaky" else new
+            torch.testing.assert_close(y[t], h)
+    with pytest.raises(UserError, match="unknown unit 'nosuch': known are sigmoid"):
+        LIBRARY[name](I, H, unit="nosuch")
 
 
 def layer_of(name, dtype=torch.float64, **options):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from deeprnn.cells.functions import UNITS
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.generation import generate
@@ -384,6 +385,7 @@ SHAPES = [
     },
     {"hidden_sizes": (10, 7), "intermediate": 5, "shortcut": "last", "input_to": "all", "output_from": "all"},
     {"hidden_sizes": (10,), "output_hidden": (9, 8), "output_shortcut": True, "output_unit": "relu"},
+    *({"hidden_sizes": (7,), "output_hidden": 6, "unit": unit, "output_unit": unit} for unit in UNITS),
 ]
 
 

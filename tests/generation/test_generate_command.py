@@ -82,6 +82,17 @@ def test_a_primer_from_the_data_by_number_and_name():
         read_primer(run, "nowhere.mid")
 
 
+def test_a_run_of_a_search_reads_no_primer_from_the_test_part(monkeypatch):
+    """As `evaluate` refuses to score it."""
+    run = small_run("music")
+    assert len(read_primer(run, "test:1"))
+    of_search = {**run.recipe, "evaluation": {**run.recipe.get("evaluation", {}), "test": False}}
+    monkeypatch.setattr(type(run), "recipe", property(lambda self: of_search))
+    with pytest.raises(UserError, match=r"evaluation\.test=false.*stays unread"):
+        read_primer(run, "test:1")
+    assert len(read_primer(run, "valid:1"))
+
+
 def test_a_named_primer_works_in_python_too():
     music = generate.from_run(small_run("music"), primer="valid:1", length=4, seed=0)
     assert music.primer == 32

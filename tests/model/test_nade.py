@@ -59,6 +59,49 @@ def test_without_a_hidden_layer_that_matters_notes_are_independent():
     torch.testing.assert_close(predict.log_prob(h, y), -wanted)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+@pytest.mark.parametrize("lead", [(), (1,), (2, 3), (0,)])
+def test_a_chord_is_drawn_in_as_many_steps_as_notes_sound_in_it(lead, temperature, monkeypatch):
+    """The same frame and probabilities as note by note, from the same numbers."""
+    torch.manual_seed(2)
+    predict = NadePredict(5, 40, hidden_size=6, dtype=torch.float64)
+    for parameter in predict.parameters():
+        torch.nn.init.normal_(parameter, std=0.8)
+    torch.nn.init.constant_(predict.b1, -2.0)
+    with torch.no_grad():
+        out = predict(torch.randn(*lead, 5, dtype=torch.float64))
+    u = torch.rand(*lead, 40, dtype=torch.float64)
+    steps = []
+    real = torch.addmm
+    monkeypatch.setattr(torch, "addmm", lambda *args: steps.append(1) or real(*args))
+    frames, chances = predict.draw(out, u, temperature)
+    slow, slow_chances = predict._draw_by_notes(*predict.biases(out), u, temperature)
+    assert torch.equal(frames, slow)
+    torch.testing.assert_close(chances, slow_chances)
+    most = int(frames.sum(-1).max()) if frames.numel() else -1
+    assert len(steps) == most + 1 < 40
+
+
+@pytest.mark.parametrize("value", [0.5, 2.0, -1.0, float("nan")])
+def test_frames_that_are_no_frames_are_refused(value):
+    predict = NadePredict(3, 4, hidden_size=5)
+    y = torch.tensor([0.0, 1.0, value, 0.0])
+    with pytest.raises(UserError, match=f"y must be zeros and ones, got {value:g}"):
+        predict.log_prob(torch.randn(3), y)
+    for good in (torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 1, 0], dtype=torch.bool)):
+        assert predict.log_prob(torch.randn(3), good) < 0
+    h, frames = torch.randn(6, 3), torch.randint(2, (6, 4)).float()
+    torch.testing.assert_close(vmap(predict.log_prob)(h, frames), predict.log_prob(h, frames))
+
+
+def test_an_unknown_argument_is_answered_with_its_own_names():
+    with pytest.raises(
+        UserError,
+        match=r"NadePredict: unknown argument 'hiden_size' .*'hidden_size'.*known are hidden_size, sizes",
+    ):
+        NadePredict(3, 4, hiden_size=5)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("way", ["sample", "chain"])
 def test_frames_are_drawn_as_often_as_they_are_likely(way):
     from deeprnn.generation.chords import Chain

@@ -25,10 +25,10 @@ from deeprnn.reproduction.job import Place, run_job
 from deeprnn.reproduction.kernels import Loop
 from deeprnn.reproduction.plan import Job, changed, make_plan, recipe_for, wanted
 from deeprnn.reproduction.run import Outcome, Settings, _Runner, reproduce
-from deeprnn.reproduction.times import estimate, makespan, ordered
+from deeprnn.reproduction.times import cpu_update, estimate, makespan, ordered
 from deeprnn.runs import checkpoint, ledger
 from deeprnn.runs.folder import Run
-from deeprnn.training.recipe import packaged
+from deeprnn.training.recipe import load_recipe, override, packaged
 from tests.reproduction.ledger import entry, recipe, write
 from tests.reproduction.toys import TINY, made_up_songs, small_songs
 
@@ -256,6 +256,24 @@ def test_a_run_that_was_cut_off_tells_no_time(tmp_path: Path):
         estimate(job, entries, "cpu")
     assert (cut.estimate, done.estimate, done.expected) == ("estimated", "recorded", 60.0)
     assert cut.expected > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [("jsb/rnn", 0.0029), ("jsb/dots-star", 0.060), ("nottingham/rnn", 0.0137), ("nottingham/dts", 0.020),
+     ("ptb-char/rnn", 0.091), ("ptb-word/rnn", 0.189), ("ptb-word/srnn", 0.413)],
+)  # fmt: skip
+def test_an_update_on_a_cpu_is_expected_to_take_what_its_width_and_vocabulary_take(name, seconds):
+    """Seconds of one update, measured on one core."""
+    recipe = load_recipe(f"paper/{name}")
+    assert cpu_update(recipe) == pytest.approx(seconds, rel=0.3)
+
+
+def test_a_wider_model_is_expected_to_take_longer_on_a_cpu():
+    recipe = load_recipe("paper/nottingham/rnn")
+    times = [cpu_update(override(recipe, {"model.hidden": n})) for n in (200, 400, 800, 1600)]
+    assert times == sorted(times)
+    assert times[-1] > 8 * times[1]
 
 
 def test_without_a_ledger_one_seed_of_everything_is_expected_to_take_what_it_took(tmp_path: Path):

@@ -25,10 +25,11 @@ from deeprnn.reproduction import tables
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.replications import read_replications
 from deeprnn.reproduction.run import Settings, reproduce
+from deeprnn.reproduction.study import run as study_run
 from deeprnn.reproduction.study.analysis import results
 from deeprnn.reproduction.study.plan_file import read_study
 from deeprnn.reproduction.study.run import read_runs
-from tests.reproduction.toys import STUDY, TINY, made_up_songs, small_songs
+from tests.reproduction.toys import STUDY, TINY, made_up_songs, small_songs, write_study
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -164,17 +165,19 @@ def test_a_gpu_compiles_what_comes_first_before_it_trains(tmp_path: Path, songs:
     assert "kernels of the first 2 jobs" in (tmp_path / "a" / "out" / "log.txt").read_text()
 
 
-def test_a_study_goes_on_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    draw = np.random.default_rng(0)
-    rolls = {
-        s: Songs.pack([(draw.random((n, 6)) < 0.3) for n in (17, 9)], 6) for s in ("train", "valid", "test")
-    }
-    save_npz(tmp_path / "songs.npz", MusicData("songs", rolls))
-    (tmp_path / "toy.toml").write_text(STUDY.replace("{songs}", str(tmp_path / "songs.npz")))
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A study's plan, and what a call for it is given; no folder of studies to go on from."""
+    study = read_study(str(write_study(tmp_path)))
     running._load.cache_clear()
-    study = read_study(str(tmp_path / "toy.toml"))
-    given = {"study": str(study.path), "only": ["main/toy/rnn", "main/toy/long"], "seeds": "", "override": []}
-    assert gpu_reproduce.Slice(call(tmp_path, "a", **given)).run() == 0
+    monkeypatch.setattr(gpu_reproduce, "STUDIES", tmp_path / "studies")
+    return study, {"study": str(study.path), "seeds": "", "override": []}
+
+
+def test_a_study_goes_on_in_slices(tmp_path: Path, toy):
+    study, given = toy
+    first = call(tmp_path, "a", **{**given, "only": ["main/toy/rnn", "main/toy/long"]})
+    assert gpu_reproduce.Slice(first).run() == 0
     out = tmp_path / "a" / "out"
     assert "4 of 8 runs are missing" in (out / "log.txt").read_text()
     rest = call(tmp_path, "b", **{**given, "only": []}, restore=out)
@@ -185,8 +188,46 @@ def test_a_study_goes_on_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(found.answers) == 1
     assert not found.open
     (home / "started.json").write_text("{}")
-    with pytest.raises(UserError, match="another plan"):
+    with pytest.raises(UserError, match="cannot be compared"):
         slice_files.collect(tmp_path / "b" / "out", home)
+
+
+def test_slices_that_began_each_by_itself_become_one_study(tmp_path: Path, toy):
+    """Two machines that know nothing of each other, then a third that goes on from the results collected."""
+    study, given = toy
+    home = tmp_path / "studies" / "toy"
+    outs = [tmp_path / name / "out" for name in ("a", "b", "c")]
+    slices = [gpu_reproduce.Slice(call(tmp_path, name, **{**given, "only": [f"main/toy/{one}"]}))
+              for name, one in (("a", "rnn"), ("b", "long"))]  # fmt: skip
+    for one in slices:
+        assert one.run() == 0
+    began = [json.loads((s.home / "started.json").read_text()) for s in slices]
+    began[1]["began"] = "2001-01-01T00:00:00+00:00"
+    (slices[1].home / "started.json").write_text(json.dumps(began[1]))
+    slices[1].pack()
+    for out in outs[:2]:
+        assert slice_files.collect(out, home) == 0
+    assert json.loads((home / "started.json").read_text()) == began[1], "the earlier of the two"
+    assert slice_files.collect(outs[0], home) == 0
+    assert json.loads((home / "started.json").read_text()) == began[1]
+    third = gpu_reproduce.Slice(call(tmp_path, "c", **{**given, "only": []}))
+    assert third.run() == 0
+    log = (outs[2] / "log.txt").read_text()
+    assert "8 entries of toy are known" in log
+    assert not {name for name in third.outcome.finished if "/rnn" in name or "/long" in name}
+    assert slice_files.collect(outs[2], home) == 0
+    assert not results(study, read_runs(home)).open
+    other = {**json.loads((home / "started.json").read_text()), "digest": "0"}
+    (home / "started.json").write_text(json.dumps(other))
+    with pytest.raises(UserError, match="another plan or other recipes"):
+        slice_files.collect(outs[0], home)
+
+
+def test_a_study_on_a_bare_machine_says_which_commit_its_plan_is_of(tmp_path: Path, toy, monkeypatch):
+    monkeypatch.setattr(study_run, "commit", lambda: None)
+    one = gpu_reproduce.Slice(call(tmp_path, "a", **{**toy[1], "only": [], "budget": 1e-9}))
+    assert one.run() == 0
+    assert json.loads((one.home / "started.json").read_text())["commit"] == "0123456789ab"
 
 
 def test_a_slice_without_a_repository_writes_the_commit_it_is_told(tmp_path: Path, songs: None):

@@ -18,7 +18,7 @@ from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.plan import find_member
 from deeprnn.reproduction.run import Settings, data_of
-from deeprnn.reproduction.study import dynamic, goals
+from deeprnn.reproduction.study import analysis, dynamic, goals
 from deeprnn.reproduction.study import run as study_run
 from deeprnn.reproduction.study.analysis import results, text
 from deeprnn.reproduction.study.figure import study_figure
@@ -149,6 +149,79 @@ def test_a_damaged_note_of_what_diverged_is_a_sentence(toy, content):
             call()
 
 
+# ---- what diverges, by the rule that the plan was made with
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A study of three seeds with nothing left to run, two of which a contender needs: the plan and its runs."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = write_study(folder)
+    path.write_text(path.read_text().replace("[11, 12]", "[11, 12, 13]"))
+    running._load.cache_clear()
+    study = read_study(str(path))
+    assert run_study(study, Settings(root=folder / "runs"), folder / "ledger", quiet).status == 0
+    return study, read_runs(folder / "ledger")
+
+
+def without(runs: Runs, gone) -> Runs:
+    """The same with some runs ended by divergence in place of a result."""
+    lost = {recipe for recipe, entry in runs.entries.items() if gone(entry)}
+    return Runs({r: e for r, e in runs.entries.items() if r not in lost}, frozenset(lost))
+
+
+def test_a_final_seed_that_diverges_is_left_out_with_its_count_shown(finished):
+    study, runs = finished
+    deep = without(runs, lambda e: e.has_test and e.seed == 12 and e.model in ("dts", "dots"))
+    found = results(study, deep)
+    (answer,) = found.answers
+    assert not found.open
+    assert [e.seed for e in answer.tested.entries] == [11, 13]
+    assert not study_plan(study, deep, Path("nowhere"))[0].jobs
+    told = text(found)
+    assert f"{answer.tested.contender.label} (1 of 3 seeds diverged) against" in told
+    assert "2 seeds, 1 of 3 seeds diverged (" in told
+    assert found.to_dict()["scores"][2]["diverged"] == 1
+    assert study_figure(found).startswith(b"\x89PNG")
+
+
+def test_a_contender_with_too_few_seeds_or_no_trial_is_lost_and_cannot_win(finished):
+    study, runs = finished
+    winner = results(study, runs).answers[0].tested.contender.name
+    (other,) = {"dts", "dots"} - {winner}
+    few = without(runs, lambda e: e.model == winner and e.has_test and e.seed != 11)
+    none = without(runs, lambda e: e.model == winner)
+    for gone, words in (
+        (few, "2 of 3 seeds diverged: lost, fewer than 2"),
+        (none, "lost: every trial diverged"),
+    ):
+        found = results(study, gone)
+        assert [a.tested.contender.name for a in found.answers] == [other]
+        assert [s.lost for s in found.scores] == [s.contender.name == winner for s in found.scores]
+        assert not found.open
+        assert words in text(found)
+        assert len(found.pairs) == (winner != "dots")
+        assert not study_plan(study, gone, Path("nowhere"))[0].jobs
+    void = results(study, without(runs, lambda e: e.model in ("dts", "dots")))
+    assert not void.answers
+    assert void.void == ("toy, main: every deep contender is lost",)
+    assert "not answered: toy, main: every deep contender is lost" in text(void)
+    assert "Answered yes: 0 of 1" in text(void)
+
+
+def test_the_report_tells_how_sure_a_choice_was(finished):
+    study, runs = finished
+    for score in results(study, runs).scores:
+        costs = sorted(e.value("valid") for e in runs.entries.values()
+                       if not e.has_test and e.model == score.contender.name and e.seed == 1)  # fmt: skip
+        assert score.ahead == pytest.approx(costs[1] - costs[0])
+        assert score.edges == ("optimiser.rate",), "one of two rates; a single decay is no grid"
+    told = text(results(study, runs))
+    assert "ahead of the runner-up on validation; at the edge of its grid: rate)" in told
+    assert analysis._edges({"x": (0.0, 0.1, 0.2)}, {"x": 0.0}) == (), "nothing lies below zero"
+    assert analysis._edges({"x": (0.0, 0.1, 0.2)}, {"x": 0.1}) == ()
+
+
 @pytest.mark.slow
 def test_a_trial_that_diverges_is_noted_and_not_waited_for(toy):
     study, settings, ledger = toy
@@ -186,6 +259,7 @@ def test_the_command_line(toy, tmp_path, capsys):
         ('family = "main"\nlabel = "RNN"', 'family = "other"\nlabel = "RNN"', "family"),
         ('"stop.epochs" = 1', '"stop.epoch" = 2', "stop.epoch"),
         ("main/dots", "main/dot", "main/dot"),
+        ("least_seeds = 2", "least_seeds = 3", "from 2 to the 2 seeds"),
         ('question = "Does depth help the toy?"', "", "question is missing"),
     ],
 )
@@ -266,6 +340,25 @@ def test_goals_are_shown_beside_what_is_known(toy, monkeypatch):
     before = (ledger / dynamic.FILE).read_text()
     assert run_study(study, settings, ledger, quiet).finished == []
     assert (ledger / dynamic.FILE).read_text() == before, "scored once"
+
+
+def test_a_goal_goes_by_the_twin_that_validation_prefers(finished):
+    """Whatever test says, static and dynamic."""
+    study, runs = finished
+    goal = replace(read_study("beyond").goals[0], family="main", data="toy", goal=(2.0, 1.0))
+    shallow, deep = (replace(s, contender=replace(s.contender, label=name), entries=s.entries[:1])
+                     for s, name in zip(results(study, runs).scores[1:3], ("A", "B"), strict=True))  # fmt: skip
+    twins = [goals.Twin(shallow, 3.0, [1.5, 1.5]), goals.Twin(deep, 2.9, [1.9, 1.9])]
+    assert goals._reached(goal, twins) == "≤ 2"
+    assert goals._reached(goal, [twins[0], twins[1]._replace(test=[2.1])]) == "no"
+    moving = replace(goal, dynamic=True)
+    a, b = shallow.entries[0], deep.entries[0]
+    key = "nats_per_frame"
+    rows = {a.path.name: {"valid": 2.0, "test": {key: 9.0}}, b.path.name: {"valid": 3.0, "test": {key: 8.0}}}
+    sides = [replace(s, wanted=1, least=1) for s in (shallow, deep)]
+    twin = goals._twin(sides, moving, rows)
+    assert (twin.score.contender.label, twin.test) == ("A", [9.0]), "chosen by dynamic validation"
+    assert goals._twin(sides, moving, {a.path.name: rows[a.path.name]}) is None, "one is not scored yet"
 
 
 # ---- the plans that come with the package

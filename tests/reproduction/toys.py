@@ -49,6 +49,7 @@ tested = "deep"
 control = "shallow"
 search_seeds = [1]
 seeds = [11, 12]
+least_seeds = 2
 pairs = [["main/dots", "main/long"]]
 
 [[family]]

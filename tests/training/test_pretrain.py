@@ -40,6 +40,23 @@ def test_both_stages_in_one_call(tmp_path, changes, kind):
     assert set(checkpoint.load_best(stage.path).tensors) < {*names, "predict.V1", "predict.b1"}
 
 
+@pytest.mark.parametrize(
+    ("words", "first", "second"),
+    [(["--epochs", "1"], 1, 1), (["--stop.epochs", "3", "--pretrain.epochs", "2"], 2, 3), ([], 0, 0)],
+)
+def test_a_limit_of_epochs_on_the_command_line_holds_for_both_stages(words, first, second, monkeypatch):
+    from deeprnn.commands import train
+
+    seen = []
+    monkeypatch.setattr("deeprnn.training.session.load_data", lambda part: music())
+    monkeypatch.setattr(train, "conduct", lambda recipe, *args, **more: seen.append(recipe) or 0)
+    assert train.Train.from_argv(["paper/jsb/dots", "--device", "cpu", "--quiet", *words]).run() == 0
+    stage = first_stage(seen[0])
+    assert stage is not None
+    assert (stage.stop.epochs, seen[0].stop.epochs) == (first, second)
+    assert stage.stop.patience == load_recipe("paper/jsb/dts").stop.patience
+
+
 @pytest.mark.parametrize("changes", [DEEP, STACK])
 def test_transferred_parameters_start_as_trained_and_learn_ten_times_slower(changes):
     data = music()

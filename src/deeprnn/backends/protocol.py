@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deeprnn.backends.wiring import Wiring
+from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import CellDescription
 
 
@@ -191,6 +192,23 @@ class DescribingBackend(Backend, Protocol):
         ...
 
 
+class MatrixGradients(Protocol):
+    """How the gradients of a cell's matrices are summed over all steps; see `gradients.matrix_gradients`."""
+
+    def __call__(
+        self, own: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs
+    ) -> Sequence[Tensor]:
+        """One gradient for each matrix."""
+        ...
+
+
+@runtime_checkable
+class BackendWithMatrixGradients(Backend, Protocol):
+    """A backend with products of its own for the gradients of a cell's matrices."""
+
+    matrix_gradients: MatrixGradients
+
+
 @runtime_checkable
 class ProjectingBackend(Backend, Protocol):
     """A backend that can take the input's product in one with the loop."""
@@ -217,8 +235,13 @@ class ProjectingBackend(Backend, Protocol):
         """The gradients of x, U, b, states, matrices and vectors in this order; `needed` says which are wanted."""
         ...
 
+
+@runtime_checkable
+class DirectBackend(ProjectingBackend, Protocol):
+    """A backend that can take a layer's whole call, from its input and parameters to its last states."""
+
     def direct_call(self, projection_case: ProjectionCase, wiring: Wiring) -> DirectCall | None:
-        """A layer's whole call at these shapes as one thing, None where it cannot be."""
+        """The call at these shapes as one thing, None where it cannot be."""
         ...
 
 

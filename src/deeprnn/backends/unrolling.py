@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from deeprnn.backends import autograd, plain, scan
+from deeprnn.backends import autograd, layer_autograd, plain, scan
 from deeprnn.backends.choose import choose, required_by_transformation, why_not
 from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectingBackend, ProjectionCase
 from deeprnn.backends.registry import EXPORTABLE, PLAIN, load
@@ -65,7 +65,7 @@ def project_and_unroll(
         if plain_tensors(*tensors) and required_by_transformation() is None:
             served = _projection_case(cell, projection, inputs, backend, tensors)
             if served is not None:
-                return list(autograd.project_and_unroll(*served, projection, inputs))
+                return list(layer_autograd.project_and_unroll(*served, projection, inputs))
             return _unroll_checked(cell, inputs._replace(A=projection.A), backend)
     return unroll(cell, inputs._replace(A=projection.A), backend)
 

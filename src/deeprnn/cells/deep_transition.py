@@ -11,7 +11,8 @@ from itertools import accumulate
 
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Product, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, apply, leaf
-from deeprnn.cells.functions import FUNCTIONS
+from deeprnn.cells.functions import FUNCTIONS, UNITS
+from deeprnn.errors import UserError
 
 POOLED = ("maxout", "lp")
 
@@ -35,6 +36,13 @@ class DeepTransition:
     def __post_init__(self) -> None:
         object.__setattr__(self, "pools", self.pools or (1,) * self.depth)
         object.__setattr__(self, "masks", self.masks or (False,) * self.depth)
+        for unit, pool in zip(self.units, self.pools, strict=True):
+            if unit in POOLED:
+                continue
+            if not _of_one_number(unit):
+                raise UserError(f"unknown unit {unit!r}: known are {', '.join((*UNITS, *POOLED))}")
+            if pool != 1:
+                raise UserError(f"unit {unit!r} does not pool {pool} linear maps: {' and '.join(POOLED)} do")
 
     @property
     def depth(self) -> int:
@@ -108,6 +116,10 @@ def _describe(plus: DeepTransition) -> CellDescription:
     )
 
 
+def _of_one_number(function: str) -> bool:
+    return function in FUNCTIONS and FUNCTIONS[function].arity == 1
+
+
 def _unit(name: str, pool: int, vector: int) -> Expression:
     pre = [leaf("preactivation", i) for i in range(pool)]
     if name == "maxout":
@@ -132,7 +144,7 @@ def recognise(cell: CellDescription) -> DeepTransition | None:
         masked = out.op == "multiply" and out.args[1].op == "mask"
         phi = out.args[0] if masked else out
         name = {"preactivation": "identity", "maximum": "maxout"}.get(phi.op, phi.op)
-        if name not in FUNCTIONS and name not in POOLED:
+        if name not in POOLED and (not _of_one_number(name) or len(stage.preactivations) != 1):
             return None
         sizes.append(stage.size)
         units.append(name)

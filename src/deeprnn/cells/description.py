@@ -19,7 +19,8 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from deeprnn.cells.expressions import Expression, from_data, leaf, leaves_of, to_data
+from deeprnn.cells.expressions import LEAVES, Expression, from_data, in_order, leaf, leaves_of, to_data
+from deeprnn.cells.functions import FUNCTIONS
 
 
 class Vector(NamedTuple):
@@ -196,12 +197,24 @@ def _check(cell: CellDescription) -> None:
         if cell.stages[output.stage].size != size or output.index >= len(cell.stages[output.stage].outputs):
             raise ValueError(f"a state of {size} units cannot become output {tuple(output)}")
     for s, stage in enumerate(cell.stages):
+        _check_functions(stage, s)
         for a in stage.preactivations:
             if a.entry is not None and a.entry.start + (stage.size - 1) * a.entry.step >= cell.entry_width:
                 raise ValueError(f"stage {s} reads beyond the {cell.entry_width} columns of A")
             for product in a.products:
                 _check_product(cell, s, product)
         _check_leaves(cell, s)
+
+
+def _check_functions(stage: Stage, s: int) -> None:
+    for node in in_order(stage.outputs):
+        known = LEAVES if node.is_leaf else FUNCTIONS
+        if node.op not in known:
+            kind = "leaf" if node.is_leaf else "function"
+            raise ValueError(f"stage {s} has an unknown {kind} {node.op!r}: known are {', '.join(known)}")
+        count = None if node.is_leaf else FUNCTIONS[node.op].arity
+        if count not in (None, len(node.args)):
+            raise ValueError(f"stage {s} gives {node.op} {len(node.args)} arguments, it takes {count}")
 
 
 def _check_product(cell: CellDescription, s: int, product: Product) -> None:

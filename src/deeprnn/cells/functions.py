@@ -1,18 +1,22 @@
 """The one table of elementary functions: how each is computed, differentiated and bounded, on every backend.
 
 A row gives a function's name, torch's way to compute it, its partial derivatives as expressions (of the arguments and
-of the result y), its text in CUDA C, how LLVM instructions for it are written, and its range. Every backend, the
-emulation of the kernels and the tests take functions from here; a new row adds one to all of them.
+of the result y), its text in CUDA C, how LLVM instructions for it are written, and its range; for a unit φ also how
+numpy computes it. Every backend, the emulation of the kernels, sampling's quick step and the tests take functions from
+here; a new row adds one to all of them.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,8 +35,8 @@ class Function:
     torch: Callable[..., Any]
     partials: Partials
     """∂y/∂argument for each argument, from the arguments and y"""
-    cuda: str
-    """the body of a device function of x0, x1, … as text"""
+    cuda: str | Callable[[int], str]
+    """the body of a device function of x0, x1, … as text; of any number of arguments: the text from their number"""
     llvm: Callable[..., Any]
     """writes instructions: from an `Emitter` and the arguments' values to the result's"""
     bounds: Callable[..., Interval]
@@ -41,8 +45,20 @@ class Function:
     """the largest magnitude of a unit's slope"""
     unit: bool = False
     """whether it serves as a unit φ by its name"""
+    numpy: Callable[[np.ndarray], np.ndarray] | None = None
+    """a unit's way in numpy, which may overwrite its argument"""
     cheap: bool = False
     """whether it costs less to compute again than to read from memory"""
+
+    @cached_property
+    def arity(self) -> int | None:
+        """How many arguments it takes; None: one or more."""
+        parameters = inspect.signature(self.bounds).parameters.values()
+        return None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(parameters)
+
+    def cuda_body(self, count: int) -> str:
+        """The body of the device function of so many arguments."""
+        return self.cuda(count) if callable(self.cuda) else self.cuda
 
 
 def _products(a: Interval, b: Interval) -> list[float]:
@@ -55,6 +71,19 @@ def _monotone(f: Callable[[float], float]) -> Callable[[Interval], Interval]:
 
 def _sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x)) if x > -700.0 else 0.0
+
+
+def _softsign(x: float) -> float:
+    return math.copysign(1.0, x) if math.isinf(x) else x / (1.0 + abs(x))
+
+
+def sigmoid_in_place(a: np.ndarray) -> np.ndarray:
+    """1 / (1 + e^-a), without overflow: it is half a tanh."""
+    a *= 0.5
+    np.tanh(a, out=a)
+    a += 1.0
+    a *= 0.5
+    return a
 
 
 def _divided(a: Interval, b: Interval) -> Interval:
@@ -137,7 +166,11 @@ def power_log(a: Tensor, b: Tensor) -> Tensor:
 
 
 def lp(p: Tensor, *a: Tensor) -> Tensor:
-    """((1/N) Σ |a_i|^p)^(1/p), without overflow: φ is homogeneous, so the largest |a_i| is taken out and put back."""
+    """((1/N) Σ |a_i|^p)^(1/p), without overflow.
+
+    It is homogeneous: dividing by a constant and multiplying it back changes neither value nor gradient. With the
+    largest |a_i| as that constant no power overflows or vanishes.
+    """
     d = torch.stack(torch.broadcast_tensors(*a)).abs()
     empty = d.amax(0) == 0  # the root has no slope there
     d = torch.where(empty, 1.0, d)
@@ -172,6 +205,35 @@ def _mix_bounds(weight: Interval, a: Interval, b: Interval) -> Interval:
         return min(a[0], b[0]), max(a[1], b[1])
     step = _products(weight, (b[0] - a[1], b[1] - a[0]))
     return a[0] + min(step), a[1] + max(step)
+
+
+def float_literal(x: float) -> str:
+    """A number in C that keeps every bit of a float32."""
+    if x != x or x in (float("inf"), float("-inf")):
+        raise ValueError(f"the constant {x} cannot stand in a kernel")
+    text = f"{x:.9g}"
+    return f"{text}f" if any(c in text for c in ".en") else f"{text}.0f"
+
+
+def _extreme_in_cuda(sign: str) -> Callable[[int], str]:
+    """The largest or smallest; NaN is kept."""
+
+    def body(count: int) -> str:
+        lines = ["float y = x0;"]
+        lines += [f"y = x{i} {sign} y || x{i} != x{i} ? x{i} : y;" for i in range(1, count)]
+        return " ".join([*lines, "return y;"])
+
+    return body
+
+
+def _lp_in_cuda(count: int) -> str:
+    """x0 is the exponent; the largest magnitude is taken out and put back, so that no power overflows."""
+    terms = range(1, count)
+    lines = [f"float a{i} = fabsf(x{i});" for i in terms]
+    lines += ["float m = a1;", *(f"m = fmaxf(m, a{i});" for i in list(terms)[1:])]
+    total = " + ".join(f"powf(a{i} / m, x0)" for i in terms)
+    lines.append("if (m == 0.0f) return 0.0f;")
+    return " ".join([*lines, f"return m * powf(({total}) * {float_literal(1.0 / (count - 1))}, 1.0f / x0);"])
 
 
 def _lp_bounds(p: Interval, *a: Interval) -> Interval:
@@ -210,20 +272,27 @@ _ROWS = [
 #else
   return 1.0f / (1.0f + expf(-x0));
 #endif""",
-        lambda e, a: e.sigmoid(a), _monotone(_sigmoid), 0.25, unit=True,
+        lambda e, a: e.sigmoid(a), _monotone(_sigmoid), 0.25, unit=True, numpy=sigmoid_in_place,
     ),
     Function(
         # tanhf is the exact one: exp-based forms lose small arguments.
         "tanh", torch.tanh, lambda a, y: [1.0 - y * y], "return tanhf(x0);",
-        lambda e, a: e.tanh(a), _monotone(math.tanh), 1.0, unit=True,
+        lambda e, a: e.tanh(a), _monotone(math.tanh), 1.0, unit=True, numpy=lambda a: np.tanh(a, out=a),
     ),
     Function(
         "relu", torch.relu, lambda a, y: [_step(y)], "return x0 > 0.0f ? x0 : (x0 != x0 ? x0 : 0.0f);",
-        lambda e, a: e.relu(a), _monotone(lambda x: max(x, 0.0)), 1.0, unit=True, cheap=True,
+        lambda e, a: e.relu(a), _monotone(lambda x: max(x, 0.0)), 1.0, unit=True,
+        numpy=lambda a: np.maximum(a, 0, out=a), cheap=True,
     ),
     Function(
         "identity", operator.pos, lambda a, y: [constant(1.0)], "return x0;",
-        lambda e, a: a, lambda a: a, 1.0, unit=True, cheap=True,
+        lambda e, a: a, lambda a: a, 1.0, unit=True, numpy=lambda a: a, cheap=True,
+    ),
+    Function(
+        "softsign", torch.nn.functional.softsign,
+        lambda a, y: [apply("square", 1.0 - apply("absolute", y))], "return x0 / (1.0f + fabsf(x0));",
+        lambda e, a: e.b.fdiv(a, e.b.fadd(e.splat(1.0), e.absolute(a))), _monotone(_softsign), 1.0, unit=True,
+        numpy=lambda a: a / (1 + np.abs(a)),
     ),
     Function(
         "softplus", torch.nn.functional.softplus, lambda a, y: [apply("sigmoid", a[0])],
@@ -279,11 +348,11 @@ _ROWS = [
         lambda c, a, b: (min(a[0], b[0]), max(a[1], b[1])), cheap=True,
     ),
     Function(
-        "maximum", maximum, _shared_maximum, "",
+        "maximum", maximum, _shared_maximum, _extreme_in_cuda(">"),
         lambda e, *a: e.maximum(*a), lambda *a: (max(x[0] for x in a), max(x[1] for x in a)), cheap=True,
     ),
     Function(
-        "minimum", minimum, _shared_maximum, "",
+        "minimum", minimum, _shared_maximum, _extreme_in_cuda("<"),
         lambda e, *a: e.minimum(*a), lambda *a: (min(x[0] for x in a), min(x[1] for x in a)), cheap=True,
     ),
     Function(
@@ -315,10 +384,12 @@ _ROWS = [
         ],
         "return x0 == 0.0f ? 0.0f : powf(x0, x1) * logf(x0);", lambda e, a, b: e.power_log(a, b), lambda a, b: ANY,
     ),
-    Function("lp", lp, _lp_partials, "", lambda e, p, *a: e.lp(p, *a), _lp_bounds),
+    Function("lp", lp, _lp_partials, _lp_in_cuda, lambda e, p, *a: e.lp(p, *a), _lp_bounds),
 ]  # fmt: skip
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
+UNITS: dict[str, Callable[[Tensor], Tensor]] = {row.name: row.torch for row in _ROWS if row.unit}
+"""the functions that serve as a unit φ by their names"""
 
 
 def bounds(name: str, args: Sequence[Interval]) -> Interval:

@@ -7,10 +7,11 @@ take and return plain values, so that a compiler can run them while it traces.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from threading import RLock
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize, ref
@@ -67,13 +68,17 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell's plan: `reason` is why there is no description; `restless`: because the step changes the cell."""
+    """A cell's plan: `reason` is why there is no description; `restless`: because the step changes the cell.
+
+    `may_write` says whether the step may write into the tensors that it is given.
+    """
 
     key: str
     traced: Traced | None = None
     layout: Layout | None = None
     reason: str = ""
     restless: bool = False
+    may_write: bool = False
 
 
 PLANS: dict[str, Plan] = {}
@@ -97,19 +102,28 @@ class Kept:
 GRAPHS = Kept()
 """graphs of plans by key and name: "fixed", "rows", "sequence" """
 _numbers = count()
-_by_cell: WeakKeyDictionary[Cell, dict[Key, _Known]] = WeakKeyDictionary()
+_by_cell: WeakKeyDictionary[Cell, _Plans] = WeakKeyDictionary()
 
 
 def plan_of(cell: Cell, request: Request, tensors: dict[str, Tensor] | None = None) -> Plan:
     """The plan of a cell, whose tensors are its own or the given ones."""
-    known = _by_cell.setdefault(cell, {})
-    if RESTLESS in known:
-        return known[RESTLESS].plan
+    own = _by_cell.get(cell) or _by_cell.setdefault(cell, _Plans({}, RLock()))
+    if (restless := own.known.get(RESTLESS)) is not None:
+        return restless.plan
     key = (request, hook_of(cell), fingerprint(cell))
-    found = known.get(key)
-    if found is None or not unchanged(found.names):
-        found = _plan_anew(cell, key, known, held_tensors(cell) if tensors is None else tensors)
+    if (found := _found(own.known, key)) is not None:
+        return found.plan
+    with own.lock:
+        if (found := _found(own.known, key)) is None:  # another thread may have made it meanwhile
+            held = held_tensors(cell) if tensors is None else tensors
+            found = _plan_anew(cell, key, own.known, held)
     return found.plan
+
+
+def _found(known: dict[Key, _Known], key: Key) -> _Known | None:
+    """A plan that still holds."""
+    found = known.get(key)
+    return None if found is None or not unchanged(found.names) else found
 
 
 def _plan_anew(cell: Cell, key: Key, known: dict[Key, _Known], held: dict[str, Tensor]) -> _Known:
@@ -128,6 +142,13 @@ def _plan_anew(cell: Cell, key: Key, known: dict[Key, _Known], held: dict[str, T
         key = RESTLESS
     known[key] = _Known(plan, names, [_watched(thing, known, key) for thing in objects], forget)
     return known[key]
+
+
+class _Plans(NamedTuple):
+    """The plans of a cell, of which one thread makes one at a time."""
+
+    known: dict[Key, _Known]
+    lock: RLock  # type: ignore[valid-type]
 
 
 class _Known(NamedTuple):
@@ -181,7 +202,8 @@ def _make(cell: Cell, request: Request, held: dict[str, Tensor]) -> tuple[Plan, 
     try:
         traced, layout, graphs = in_fresh_thread(describe)
     except Undescribable as error:
-        plan = Plan(key, reason=str(error), restless=isinstance(error, ChangesItself))
+        restless = isinstance(error, ChangesItself)
+        plan = Plan(key, reason=str(error), restless=restless, may_write=error.may_write)
     else:
         plan = Plan(key, traced, layout)
         for name, graph in graphs._asdict().items():
@@ -264,6 +286,29 @@ def held_tensor(cell: Any, path: str) -> Tensor:
     return cell
 
 
+def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A module that holds the given tensors, by path, and all else that `module` holds; that one stays as it is.
+
+    `torch.func.functional_call` puts tensors into the module itself, which other threads may be using.
+    """
+    own = held_tensors(module)
+    return _twin(module, {id(own[path]): tensor for path, tensor in tensors.items()}, {})
+
+
+def _twin(module: nn.Module, given: Mapping[int, Tensor], made: dict[int, nn.Module]) -> nn.Module:
+    if id(module) not in made:
+        twin = made[id(module)] = object.__new__(type(module))
+        for name, value in module.__dict__.items():
+            twin.__dict__[name] = given.get(id(value), value)
+        for home in ("_parameters", "_buffers"):
+            twin.__dict__[home] = {name: given.get(id(t), t) for name, t in getattr(module, home).items()}
+        parts = module._modules.items()
+        twin.__dict__["_modules"] = {
+            name: None if part is None else _twin(part, given, made) for name, part in parts
+        }
+    return made[id(module)]
+
+
 # ---- for compilers: plain values in, plain values out
 
 
@@ -285,6 +330,11 @@ def compiled_plan(
 def compiled_layout(key: str) -> Layout | None:
     """The layout of a plan, None for the plain loop."""
     return PLANS[key].layout
+
+
+def compiled_may_write(key: str) -> bool:
+    """Whether the step of a plan may write into its arguments."""
+    return PLANS[key].may_write
 
 
 def compiled_settings(handle: str) -> Sequence[tuple[tuple[str, ...], str, str, Any]]:
@@ -321,5 +371,5 @@ def compiled_step(handle: str) -> int:
     return id(type(CELLS[handle]).step)
 
 
-for _function in (compiled_plan, compiled_layout, compiled_settings, compiled_step):
+for _function in (compiled_plan, compiled_layout, compiled_may_write, compiled_settings, compiled_step):
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, the answer kept

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from deeprnn.cells.functions import UNITS
 from deeprnn.cells.shipped import ShippedCell
 from deeprnn.errors import UserError
-
-UNITS = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid, "identity": lambda a: a}
 
 
 def unit_named(owner: str, name: str) -> Any:

@@ -16,7 +16,7 @@ from deeprnn.cells.tracing.columns import Columns
 from deeprnn.cells.tracing.hoisting import Hoisted, extract
 from deeprnn.cells.tracing.normalising import normalise
 from deeprnn.cells.tracing.pulling import pulled
-from deeprnn.cells.tracing.recording import Draw, Undescribable, record
+from deeprnn.cells.tracing.recording import Draw, Recording, Undescribable, record
 from deeprnn.cells.tracing.staging import Staging
 from deeprnn.cells.tracing.writing import Written
 
@@ -114,6 +114,14 @@ def trace(
 ) -> Traced:
     """Describe `step(x, *states)`, or raise `Undescribable` with the operation and the line that prevent it."""
     recording, other = record(step, module, held, x, states, dtype)
+    try:
+        return _described(recording, other, parameters, states)
+    except Undescribable as error:
+        error.may_write = False
+        raise
+
+
+def _described(recording: Recording, other: Recording, parameters: set[str], states: Sequence[int]) -> Traced:
     mark_batch(recording, other)
     normalise(recording)
 

@@ -60,7 +60,7 @@ class Describe:
     options: tuple[str, ...] = ()
     """arguments of a cell: depth=5 zoneout=0.1"""
     unit: str = "sigmoid"
-    """sigmoid, tanh, relu, identity, maxout:N, lp:N"""
+    """φ by name: sigmoid, tanh, relu, softsign, …, maxout:N, lp:N"""
     output_unit: str = "sigmoid"
     """unit of the output function's hidden layers"""
     shortcut: Literal["none", "last", "all"] | None = None

@@ -43,8 +43,9 @@ class Train:
     deeprnn train bach --model my_cells.py:Paced --model.cell-options depth=3
 
     Every field of a recipe can be changed by its dotted name, such as --optimiser.rate 0.5, the most used ones
-    by a short one: --epochs, --minutes, --hidden, --lr, --batch-size, --dropout. `deeprnn train DATA --help`
-    shows their values for that data. Ctrl-C saves and says how to go on (exit status 130; 143 after SIGTERM).
+    by a short one: --epochs (of every stage: a DOT(S) or sRNN has a first one), --minutes, --hidden, --lr,
+    --batch-size, --dropout. `deeprnn train DATA --help` shows their values for that data. Ctrl-C saves and says how
+    to go on (exit status 130; 143 after SIGTERM).
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
@@ -121,7 +122,7 @@ class Train:
         )
         given = {"seeds": self.seeds, "rates": self.rates, "transpositions": self.transpositions}
         members = [(name, text) for name, text in given.items() if text]
-        recipe = apply(recipe, [*overrides, *members])
+        recipe = _every_stage(apply(recipe, [*overrides, *members]), [name for name, _ in overrides])
         if self.no_test:
             recipe = override(recipe, {"evaluation.test": False})
         if recipe.model.cell:  # a person asks for it, here or in a recipe of theirs: its code may run
@@ -172,6 +173,15 @@ class Train:
                 f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
             )
         return folder
+
+
+def _every_stage(recipe: Recipe, given: Sequence[str]) -> Recipe:
+    """A limit of epochs from the command line holds for the first stage too, unless that has one of its own."""
+    from deeprnn.training.recipe import override
+
+    if "stop.epochs" not in given or "pretrain.epochs" in given or not recipe.pretrain.recipe:
+        return recipe
+    return override(recipe, {"pretrain.epochs": recipe.stop.epochs})
 
 
 def described(words: Sequence[str], overrides: Sequence[tuple[str, str]]) -> tuple[Recipe | None, str]:

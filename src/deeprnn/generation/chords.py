@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deeprnn.cells.functions import sigmoid_in_place
 from deeprnn.errors import UserError
 from deeprnn.generation.frames import FrameOptions, FrameSampler, likeliest
-from deeprnn.generation.one_step import Array, Product, sigmoid
+from deeprnn.generation.one_step import Array, Product
 from deeprnn.generation.sampling import COLD
 from deeprnn.model.overrides import own_method, refresh_weights
 
@@ -82,11 +83,11 @@ class Chain:
             begin = np.where(some, first + 1, self.keys)[:, None]
 
     def _probabilities(self, b: Array, a: Array) -> Array:
-        logits = self.V(sigmoid(a.copy()))
+        logits = self.V(sigmoid_in_place(a.copy()))
         logits += b
         if self.temperature < COLD:
             return logits > 0
-        return sigmoid(logits / self.temperature if self.temperature != 1 else logits)
+        return sigmoid_in_place(logits / self.temperature if self.temperature != 1 else logits)
 
 
 def note_probabilities(predict: NadePredict, out: Tensor, samples: int = 64) -> Array:

@@ -26,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deeprnn.cells.functions import sigmoid_in_place
 from deeprnn.errors import UserError
-from deeprnn.generation.one_step import Array, sigmoid
+from deeprnn.generation.one_step import Array
 from deeprnn.generation.sampling import COLD, Pick
 
 if TYPE_CHECKING:
@@ -96,14 +97,14 @@ SAMPLERS: dict[str, Callable[[int, FrameOptions], FrameSampler]] = {"bernoulli":
 def tempered(logits: Array, temperature: float) -> Array:
     """Probabilities (B, K) of single notes at a temperature, in sum those of temperature 1."""
     logits = logits.astype(np.float64)
-    p = sigmoid(logits.copy())
+    p = sigmoid_in_place(logits.copy())
     if temperature == 1:
         return p
     expected = p.sum(1, keepdims=True)
     if temperature < COLD:
         return likeliest(logits, expected.round()).astype(np.float64)
     logits /= temperature
-    return sigmoid(logits + offset(logits, expected))
+    return sigmoid_in_place(logits + offset(logits, expected))
 
 
 def offset(logits: Array, expected: Array) -> Array:
@@ -113,7 +114,7 @@ def offset(logits: Array, expected: Array) -> Array:
     low, high = even - logits.max(1, keepdims=True), even - logits.min(1, keepdims=True)
     c = np.zeros_like(even).clip(low, high)
     for _ in range(ROUNDS):
-        p = sigmoid(logits + c)
+        p = sigmoid_in_place(logits + c)
         excess = p.sum(1, keepdims=True) - expected
         if np.abs(excess).max() < TOLERANCE:
             break

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deeprnn.cells.functions import FUNCTIONS
 from deeprnn.model.operator_specs import PlusSpec
 from deeprnn.model.overrides import changed, own_method
 
@@ -63,21 +64,10 @@ def overridden(model: SequenceModel) -> bool:
     )
 
 
-def sigmoid(a: Array) -> Array:
-    """1 / (1 + e^-a) in place, without overflow: it is half a tanh."""
-    a *= 0.5
-    np.tanh(a, out=a)
-    a += 1.0
-    a *= 0.5
-    return a
-
-
 UNITS: dict[str, Callable[[Array], Array]] = {
-    "sigmoid": sigmoid,
-    "tanh": lambda a: np.tanh(a, out=a),
-    "relu": lambda a: np.maximum(a, 0, out=a),
-    "identity": lambda a: a,
+    row.name: row.numpy for row in FUNCTIONS.values() if row.numpy is not None
 }
+"""units by name; they may overwrite their argument"""
 
 
 class FewRows:

@@ -39,6 +39,11 @@ def read_primer(run: Run, text: str, length: int | None = None) -> np.ndarray | 
         raise UserError(f"primer length {length} must be at least 1")
     split, colon, which = text.partition(":")
     named = bool(colon) and split in ("train", "valid", "test")
+    if named and split == "test" and not run.recipe.get("evaluation", {}).get("test", True):
+        raise UserError(
+            f"{run.path} was trained with evaluation.test=false, as runs of a search are: its test part stays unread. "
+            "Use a valid: or train: piece"
+        )
     if run.kind == "music":
         if named:
             roll = _piece(run, split, which)

@@ -15,7 +15,6 @@ from deeprnn.cells import draws, plans
 from deeprnn.cells.cell import Cell, handle_of
 from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import DrawSpec, Layout, Request
-from deeprnn.cells.tracing.recording import replaced
 from deeprnn.errors import UserError
 from deeprnn.model.tracing import traced_backend
 
@@ -42,20 +41,21 @@ def unroll_cell(
     for a whole sequence, (B, ·), and are drawn here where they are not given.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors there; a trace is of torch's operations
-        return plain_loop(cell, x, states, reset, tensors, "reference")
+        return plain_loop(cell, x, states, reset, tensors, "reference", _may_write(cell))
     backend = traced_backend(backend, x, *states)
     request = Request(x.dtype, states[0].dtype, str(x.device))
     if torch.compiler.is_compiling():
         key = plans.compiled_plan(handle_of(cell), *request, tensors is not None)
         _guard(cell)
-        layout, described = plans.compiled_layout(key), None
+        layout, may_write = plans.compiled_layout(key), plans.compiled_may_write(key)
+        described = None
     else:
         plan = plans.plan_of(cell, request, None if tensors is None else dict(tensors))
-        key, layout = plan.key, plan.layout
+        key, layout, may_write = plan.key, plan.layout, plan.may_write
         described = None if layout is None else from_text(layout.text)  # one object for all layers alike
     own_start = reset is not None and type(cell).initial_state is not Cell.initial_state
     if layout is None or own_start:
-        return plain_loop(cell, x, states, reset, tensors, backend)
+        return plain_loop(cell, x, states, reset, tensors, backend, may_write)
     values = [plans.held_tensor(cell, path) if tensors is None else tensors[path] for path in layout.held]
     drawn = draw(layout.draws, x, request.dtype) if drawn is None else drawn
     projection, inputs = _before_loop(key, layout, values, x, drawn)
@@ -177,8 +177,9 @@ def plain_loop(
     reset: Tensor | None,
     tensors: Mapping[str, Tensor] | None,
     backend: str,
+    may_write: bool = True,
 ) -> Sequences:
-    """Call the cell step by step."""
+    """Call the cell step by step; a step that may write into its arguments gets copies."""
     if backend not in ("auto", "reference"):
         raise UserError(
             f"backend {backend!r} cannot serve {type(cell).__name__}, which is unrolled by the plain loop: use "
@@ -192,7 +193,7 @@ def plain_loop(
                 drawn.asked = 0
             if marks is not None and fresh is not None:
                 state = [torch.where(marks.unsqueeze(-1), h0, h) for h0, h in zip(fresh, state, strict=True)]
-            return call_cell(cell, x, state, tensors)
+            return call_cell(cell, x, state, tensors, may_write)
 
         if torch.compiler.is_exporting():
             return Sequences(_written_loop(advance, x, states, reset), [])
@@ -226,20 +227,30 @@ def _written_loop(
     return list(scan(step, list(states), (x, marks), dim=0)[1])
 
 
+def _may_write(cell: Cell) -> bool:
+    """Whether a step that has not been read may write into its arguments: those of this package do not."""
+    return not type(cell).__module__.startswith("deeprnn.")
+
+
 def call_cell(
-    cell: Cell, x: Tensor, states: Sequence[Tensor], tensors: Mapping[str, Tensor] | None = None
+    cell: Cell,
+    x: Tensor,
+    states: Sequence[Tensor],
+    tensors: Mapping[str, Tensor] | None = None,
+    may_write: bool | None = None,
 ) -> list[Tensor]:
     """The states after one step, in the states' own type; under autocast too a cell computes in that type."""
     with without_autocast(x.device.type):
         x = x.to(states[0].dtype) if x.is_floating_point() else x
         arguments = (x, *states)
+        if _may_write(cell) if may_write is None else may_write:
+            arguments = tuple(a.clone() for a in arguments)
         if tensors is None:
             new = cell(*arguments)
-        elif torch.jit.is_tracing():  # type: ignore[attr-defined]  # where functional_call does not work
-            with replaced(cell, tensors):
-                new = cell(*arguments)
-        else:
+        elif torch.compiler.is_compiling():  # which knows this way
             new = functional_call(cell, dict(tensors), arguments)
+        else:
+            new = plans.with_tensors(cell, tensors)(*arguments)
         return [h.to(old.dtype) for h, old in zip(_as_states(cell, new), states, strict=True)]
 
 

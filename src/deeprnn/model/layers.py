@@ -74,7 +74,7 @@ class DeepRNN(RecurrentBase):
         input_size: features of the input x.
         hidden_size: features of the state h of each level.
         num_layers: levels; each above the first reads the states of the one below.
-        nonlinearity: unit φ of the state: "tanh", "relu", "sigmoid", "identity", "maxout:N", a registered
+        nonlinearity: unit φ of the state: "tanh", "relu", "sigmoid", "softsign", "identity", "maxout:N", a registered
             name, or a function of a tensor.
         bias: whether every layer has biases (the first has two, as in `nn.RNN`).
         batch_first: input and output are (B, T, ·) instead of (T, B, ·); states are not affected.

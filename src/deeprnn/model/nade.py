@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deeprnn.errors import UserError
+from deeprnn.backends.transformations import nothing_around
+from deeprnn.errors import UserError, nearest
 from deeprnn.model.equations import nade_logits
 from deeprnn.model.nade_loss import nade_nats
 from deeprnn.model.operator_specs import PredictSettings, PredictSpec
@@ -48,6 +50,7 @@ class NadePredict(Predict):
         initialise: bool = True,
         **settings: Unpack[PredictSettings],
     ) -> None:
+        _check_settings(settings)
         positive("NadePredict", hidden_size=hidden_size)
         super().__init__(input_size, output_size, device=device, dtype=dtype, initialise=False, **settings)
         self.spec = spec = replace(self.spec, nade_size=hidden_size)
@@ -95,7 +98,10 @@ class NadePredict(Predict):
         return nade_logits(y.to(b.dtype), b, c, self.W, self.V)
 
     def log_prob(self, h: Tensor, y: Tensor) -> Tensor:
-        """log p(y | h) in nats, summed over notes: h (…, H), y (…, O) of zeros and ones; (…)."""
+        """log p(y | h) in nats, summed over notes: h (…, H), y (…, O) of zeros and ones; (…).
+
+        Other values of y are refused on a CPU; not on a GPU, nor while traced, compiled or transformed (vmap).
+        """
         self._check_frames(h, y)
         return -self.nats(self(h), y)
 
@@ -114,24 +120,74 @@ class NadePredict(Predict):
 
     @torch.no_grad()
     def draw(self, out: Tensor, u: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Frames and their notes' conditional probabilities, by uniform numbers u (…, O) in the place of chance."""
+        """Frames and their notes' conditional probabilities, by uniform numbers u (…, O) in the place of chance.
+
+        While it is traced, compiled or transformed it goes note by note, else from sounding note to sounding note.
+        """
         if not 0 <= temperature < float("inf"):
             raise UserError(f"temperature={temperature} must be 0 or above; 1 is the model's own")
         b, a = self.biases(out)
+        quick = out.numel() and nothing_around()
+        return (self._draw_by_chords if quick else self._draw_by_notes)(b, a, u, temperature)
+
+    def _draw_by_notes(self, b: Tensor, a: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """As many steps as there are notes, whatever the values: for tracing and transformations."""
         notes, chances = [], []
         for i in range(self.spec.output_size):
-            logit = b[..., i] + torch.sigmoid(a) @ self.V[i]
-            p = (logit > 0).to(b.dtype) if temperature < COLD else torch.sigmoid(logit / temperature)
+            p = _chances(b[..., i] + torch.sigmoid(a) @ self.V[i], temperature)
             note = (u[..., i] < p).to(b.dtype)
             a = a + note.unsqueeze(-1) * self.W[i]
             notes.append(note)
             chances.append(p)
         return torch.stack(notes, -1), torch.stack(chances, -1)
 
+    def _draw_by_chords(self, b: Tensor, a: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """The same by as many steps as notes sound: between two of them the hidden layer stays as it is.
+
+        All notes above the last one that sounded are asked at once, the lowest that sounds is taken, and the rest are
+        asked again, until none does in any frame.
+        """
+        shape, O = b.shape, self.spec.output_size
+        b, a, u = b.reshape(-1, O), a.reshape(-1, a.shape[-1]), u.expand(shape).reshape(-1, O)
+        frames, chances = torch.zeros_like(b), torch.zeros_like(b)
+        note, V = torch.arange(O, device=b.device), self.V.t()
+        asked = torch.ones_like(b, dtype=torch.bool)
+        while True:
+            p = _chances(torch.addmm(b, torch.sigmoid(a), V), temperature)
+            chances = torch.where(asked, p, chances)
+            sounds, first = ((u < p) & asked).max(1, keepdim=True)
+            if not sounds.any():
+                return frames.reshape(shape), chances.reshape(shape)
+            on = sounds.to(b.dtype)
+            frames.scatter_add_(1, first, on)
+            a = torch.addcmul(a, on, self.W[first.squeeze(1)])
+            asked = (note > first) & sounds
+
     def _check_frames(self, h: Tensor, y: Tensor) -> None:
         want = (*h.shape[:-1], self.spec.output_size)
         if y.shape != want:
             raise UserError(f"NadePredict: y must be frames of shape {want}, got {tuple(y.shape)}")
+        # Values are not there while traced, compiled or transformed; on a GPU to look would be to wait.
+        if y.dtype != torch.bool and y.device.type == "cpu" and nothing_around():
+            wrong = (y != 0) & (y != 1)
+            if wrong.any():
+                raise UserError(f"NadePredict: y must be zeros and ones, got {y[wrong][0].item():g}")
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, nade={self.spec.nade_size}"
+
+
+def _chances(logits: Tensor, temperature: float) -> Tensor:
+    if temperature < COLD:
+        return (logits > 0).to(logits.dtype)
+    return torch.sigmoid(logits if temperature == 1 else logits / temperature)
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """An unknown keyword is an error that names this class's own."""
+    own = ("hidden_size", *PredictSettings.__annotations__, "device", "dtype", "initialise")
+    for name in settings:
+        if name not in PredictSettings.__annotations__:
+            near = nearest(name, list(own))
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise UserError(f"NadePredict: unknown argument {name!r}{hint}: known are {', '.join(own)}")

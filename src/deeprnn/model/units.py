@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from deeprnn.cells.functions import FUNCTIONS
+from deeprnn.cells import functions
 from deeprnn.errors import UserError
 
 
@@ -21,20 +21,14 @@ def maxout(a: Tensor, pool: int) -> Tensor:
 
 def lp(a: Tensor, pool: int, rho: Tensor, centre: Tensor) -> Tensor:
     """φ(a)_j = ((1/N) Σ_i |a_ji - c_ji|^p_j)^(1/p_j) with p_j = 1 + softplus(ρ_j) (Gulcehre et al. 2013)."""
-    d = (a - centre).unflatten(-1, (-1, pool)).abs()  # (..., M, N)
-    p = 1 + softplus(rho)  # (M,)
-    empty = d.amax(-1, keepdim=True) == 0  # a pool at its centres: φ = 0, and a root has no slope there
-    d = d.masked_fill(empty, 1.0)
-    # φ is homogeneous, so dividing by a constant and multiplying it back changes neither value nor
-    # gradient; with the pool's maximum as that constant no power overflows or vanishes.
-    m = d.amax(-1, keepdim=True).detach()
-    mean = ((d / m) ** p.unsqueeze(-1)).mean(-1)
-    return (m.squeeze(-1) * mean ** (1 / p)).masked_fill(empty.squeeze(-1), 0.0)
+    members = (a - centre).unflatten(-1, (-1, pool)).unbind(-1)  # N of (..., M)
+    return functions.lp(1 + softplus(rho), *members)
 
 
 Unit = Callable[[Tensor], Tensor]
 
-ELEMENTWISE: dict[str, Unit] = {row.name: row.torch for row in FUNCTIONS.values() if row.unit}
+ELEMENTWISE: dict[str, Unit] = dict(functions.UNITS)
+"""the units of the table, and those that `register` adds"""
 POOLED = ("maxout", "lp")
 
 

@@ -67,6 +67,8 @@ class Settings:
     """of a rerun with a ledger of its own: the ledger that it is compared with"""
     record_cut_off: bool = True
     """score what the budget ends and enter it, marked; a study does not, whose runs are scored once"""
+    commit: str | None = None
+    """of the code, by the caller's word, where the copy knows none"""
 
 
 def parse_seeds(text: str) -> int | tuple[int, ...]:

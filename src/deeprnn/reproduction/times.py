@@ -14,8 +14,13 @@ from deeprnn.training.recipe import Recipe
 # ---- how long
 
 
-CPU_UPDATE, CPU_STEP = 2.0e-3, 1.2e-4
-"""seconds on a CPU's core: of an update, and of a lane's step through two transition layers"""
+CPU_UPDATE, CPU_PARAMETER, CPU_MULTIPLICATION = 1.5e-3, 1.4e-8, 7.1e-11
+"""seconds of an update on one CPU core: at least, for each parameter (noise, optimiser), and for each entry of a matrix
+and symbol (forward and backward). Rough: fitted to fifteen recipes, few updates each, a fifth off at most there"""
+CPU_SCORING = 1.1
+"""an epoch with its validation, as a multiple of its updates"""
+UNKNOWN_INPUTS = 88
+"""of data that are no benchmark set"""
 START = 5.0
 """seconds until a GPU trains: building, capturing graphs, the first launches of everything"""
 UPDATE = {"music": 2.8e-4, "text": 1.8e-3}
@@ -62,10 +67,19 @@ def _updates(recipe: Recipe) -> float:
 
 
 def _on_cpu(recipe: Recipe, members: int) -> float:
+    return members * _epochs(recipe) * _updates(recipe) * CPU_SCORING * cpu_update(recipe)
+
+
+def cpu_update(recipe: Recipe) -> float:
+    """Seconds of one member's update on a core that has nothing else to do, roughly."""
     data, model = recipe.data, recipe.model
-    layers = len(model.hidden) * (1 + len(model.intermediate)) / 2
-    update = CPU_UPDATE + data.chunk * data.lanes * layers * CPU_STEP
-    return members * _epochs(recipe) * _updates(recipe) * update
+    text = data.name.startswith("ptb")
+    spec = model_spec(recipe) or model.spec(UNKNOWN_INPUTS, False, recipe.regulariser.dropout)
+    parts = dissect(spec)
+    # A symbol's column is looked up; a tied matrix is multiplied by as the output's.
+    entries = sum(link.rows * link.columns for link in parts.links if not (text and link.source == "x"))
+    work = data.chunk * data.lanes * entries
+    return CPU_UPDATE + CPU_PARAMETER * parts.parameters + CPU_MULTIPLICATION * work
 
 
 def _on_gpu(job: Job, members: int) -> float:

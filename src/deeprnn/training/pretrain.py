@@ -22,8 +22,10 @@ def first_stage(recipe: Recipe) -> Recipe | None:
         raise UserError(
             f"pretrain.recipe={recipe.pretrain.recipe!r} is itself pretrained: name a plain recipe"
         )
+    epochs = recipe.pretrain.epochs or stage.stop.epochs
     return replace(
         stage,
+        stop=replace(stage.stop, epochs=epochs),
         data=recipe.data,
         model=core(recipe.model),
         init=recipe.init,

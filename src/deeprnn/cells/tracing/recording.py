@@ -10,8 +10,7 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +44,9 @@ GRADIENTS = (
 
 class Undescribable(Exception):
     """A step that cannot be written as a cell's description; the message names the operation and the line."""
+
+    may_write = True
+    """whether the step may write into its arguments: what was recorded to the end does not"""
 
 
 class ChangesItself(Undescribable):
@@ -99,7 +101,10 @@ def _user_line() -> str:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes the line of every call into torch, and refuses calls that the recorder below would not see."""
+    """Notes the line of every call into torch, gives it stand-ins, and refuses what the recorder below would not see.
+
+    Stand-ins are given call by call, and never put into the module, which other threads may be using.
+    """
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -119,6 +124,7 @@ class _Watch(TorchFunctionMode):
             )
         if name.endswith("_") and not name.endswith("__") and not torch.is_grad_enabled():
             raise Undescribable(f"{name} in place under torch.no_grad() ({self.recorder.line})")
+        args, kwargs = tree_map_only(Tensor, self.recorder.stand_in, (tuple(args), kwargs))
         call: Any = REPLACEMENTS.get(name, func)
         return call(*args, **kwargs)
 
@@ -132,6 +138,7 @@ class _Recorder(TorchDispatchMode):
         self.line = ""
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Tensor] = []  # a tensor's id stays its own while it lives
+        self.stand_ins: dict[int, Tensor] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -146,6 +153,17 @@ class _Recorder(TorchDispatchMode):
 
     def input(self, name: str, tensor: Tensor) -> fx.Node:
         return self.know(tensor, self.found.graph.placeholder(name))
+
+    def hold(self, path: str, own: Tensor, given: Tensor) -> None:
+        """An input for a tensor of the module, in whose place calls are given another."""
+        node = self.found.held[path] = self.input("held_" + path.replace(".", "_"), given)
+        self.nodes[id(own)] = node
+        self.alive.append(own)
+        self.stand_ins[id(own)] = given
+
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """What calls are given in a tensor's place."""
+        return self.stand_ins.get(id(tensor), tensor)
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         if id(tensor) not in self.nodes:
@@ -192,10 +210,11 @@ def record(
     states: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[Recording, Recording]:
-    """Write down `step(x, *states)`, a method of `module`, whose tensors `held` are by path: for two batch sizes.
+    """Write down `step(x, *states)`, a method of `module`, for two batch sizes.
 
-    `x` is the shape of one row and its type. Raises `Undescribable`; errors of the step itself come as that too, and
-    again, as they are, when the step is called for what it computes.
+    `held` are what stands for the module's tensors, by path; `x` is the shape of one row and its type. Raises
+    `Undescribable`; errors of the step itself come as that too, and again, as they are, when the step is called for
+    what it computes.
     """
     first, second = (_run(step, module, held, x, states, dtype, batch) for batch in SIZES)
     if first.change is not None and second.change is not None:  # once may have been another thread
@@ -234,8 +253,8 @@ def _run(
     recorder, generator = _Recorder(), torch.Generator().manual_seed(0)
     found = recorder.found
     found.rows = found.graph.placeholder("rows")
-    for name, tensor in held.items():
-        found.held[name] = recorder.input("held_" + name.replace(".", "_"), tensor)
+    for path, tensor in held.items():
+        recorder.hold(path, _held_by(module, path), tensor)
     entering = torch.zeros((batch, *x[0]), dtype=x[1])
     found.x = recorder.input("x", entering)
     first = [torch.rand(batch, n, generator=generator).to(dtype) for n in states]
@@ -246,7 +265,7 @@ def _run(
             return step(x, *h)
 
     functional = torch.func.functionalize(watched, remove="mutations")
-    with replaced(module, held), undone(module) as change, torch.random.fork_rng([]), recorder:
+    with undone(module) as change, torch.random.fork_rng([]), recorder:
         try:
             result = functional(entering, *first)
         except Undescribable:
@@ -268,18 +287,8 @@ def _reason(error: Exception, line: str) -> str:
     return f"{type(error).__name__}: {message} ({line})"
 
 
-@contextmanager
-def replaced(module: nn.Module, held: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the module's parameters, buffers and tensors of those paths are the given ones."""
-    places = []
-    for path, tensor in held.items():
-        owner, _, name = path.rpartition(".")
-        part = module.get_submodule(owner)
-        home = next(h for h in (part._parameters, part._buffers, part.__dict__) if name in h)
-        places.append((home, name, home[name]))
-        home[name] = tensor  # type: ignore[index]
-    try:
-        yield
-    finally:
-        for home, name, tensor in places:
-            home[name] = tensor  # type: ignore[index]
+def _held_by(module: nn.Module, path: str) -> Tensor:
+    """The tensor at a path, which a parametrization or a property would compute."""
+    owner, _, name = path.rpartition(".")
+    part = module.get_submodule(owner)
+    return next(home[name] for home in (part._parameters, part._buffers, part.__dict__) if name in home)  # type: ignore[return-value]

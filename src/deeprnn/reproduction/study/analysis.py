@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction import statistics
 from deeprnn.reproduction.entries import Entry
-from deeprnn.reproduction.study.jobs import Runs, chosen
+from deeprnn.reproduction.study.jobs import Candidate, Runs, chosen, has_diverged, ranking
 from deeprnn.reproduction.study.plan_file import Contender, Study, Trial, member_key, members
 
 
@@ -21,14 +21,34 @@ class Score:
     contender: Contender
     data: str
     trial: Trial | None
-    """what validation chose; None while the search goes on"""
+    """what validation chose; None while the search goes on, and where all of it diverged"""
     entries: tuple[Entry, ...]
     wanted: int
+    diverged: int = 0
+    """seeds that ended without a result, and are left out"""
+    least: int = 2
+    """seeds without which a contender counts as lost"""
+    hopeless: bool = False
+    """whether every trial diverged"""
+    edges: tuple[str, ...] = ()
+    """fields whose chosen value is the largest or smallest of the grid, zero aside: the best may lie beyond"""
+    ahead: float | None = None
+    """what the runner-up among the trials costs more on validation"""
+
+    @property
+    def missing(self) -> int:
+        """Seeds that are still to be trained."""
+        return 0 if self.hopeless else self.wanted - self.diverged - len(self.entries)
 
     @property
     def whole(self) -> bool:
-        """Whether every seed has been trained."""
-        return len(self.entries) == self.wanted
+        """Whether nothing is left to train."""
+        return self.missing == 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether too few seeds have a result, and no run can change that: it cannot win."""
+        return self.hopeless or self.wanted - self.diverged < self.least
 
     def values(self, split: str = "test") -> list[float]:
         """Results, in order of seeds."""
@@ -45,6 +65,10 @@ class Score:
             "chosen": None if self.trial is None else dict(self.trial),
             "seeds": [entry.seed for entry in self.entries],
             "wanted": self.wanted,
+            "diverged": self.diverged,
+            "lost": self.lost,
+            "at_the_edge": list(self.edges),
+            "ahead_of_runner_up": self.ahead,
             "valid": statistics.mean(self.values("valid")) if known else None,
             "test": statistics.mean(self.values()) if known else None,
             "sd": statistics.deviation(self.values()) if known else None,
@@ -103,6 +127,8 @@ class Results:
     pairs: tuple[Answer, ...]
     open: tuple[str, ...]
     """comparisons of the question whose runs are not all there"""
+    void: tuple[str, ...] = ()
+    """comparisons of the question that no run can make any more: all of a side is lost"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -113,6 +139,7 @@ class Results:
             "answers": [answer.to_dict() for answer in self.answers],
             "pairs": [answer.to_dict() for answer in self.pairs],
             "open": list(self.open),
+            "void": list(self.void),
         }
 
 
@@ -121,40 +148,71 @@ def results(study: Study, runs: Runs) -> Results:
     scores = tuple(_score(study, contender, data, runs) for contender, data in study.entrants())
     by = {(s.contender.family, s.contender.name, s.data): s for s in scores}
     asked: list[tuple[Score, Score] | None] = []
-    unanswered = []
+    unanswered, void = [], []
     for family in study.families:
         for data in family.data:
             here = [s for s in scores if (s.contender.family, s.data) == (family.name, data)]
-            if all(score.whole for score in here):
-                tested, control = ([s for s in here if s.contender.tested is side] for side in (True, False))
-                asked.append((_best(tested), _best(control)))
-            else:
-                asked.append(None)
-                missing = sum(s.wanted - len(s.entries) for s in here)
+            tested, control = (best_of([s for s in here if s.contender.tested is t]) for t in (True, False))
+            missing = sum(s.missing for s in here)
+            asked.append((tested, control) if tested and control and not missing else None)
+            if missing:
                 unanswered.append(
                     f"{data}, {family.name}: {missing} of {sum(s.wanted for s in here)} runs are missing"
                 )
+            elif asked[-1] is None:
+                sides = ((study.tested, tested), (study.control, control))
+                words = " and every ".join(word for word, best in sides if best is None)
+                void.append(f"{data}, {family.name}: every {words} contender is lost")
     named = [(a.partition("/"), b.partition("/")) for a, b in study.pairs]
     pairs = []
     for (family, _, tested), (other, _, control) in named:
         sets = next(f.data for f in study.families if f.name == family)
         for data in sets:
             one, two = by.get((family, tested, data)), by.get((other, control, data))
-            pairs.append((one, two) if one and two and one.whole and two.whole else None)
-    return Results(study, scores, _answers(asked, study), _answers(pairs, study), tuple(unanswered))
+            ready = one and two and all(s.whole and not s.lost for s in (one, two))
+            pairs.append((one, two) if one and two and ready else None)
+    return Results(
+        study, scores, _answers(asked, study), _answers(pairs, study), tuple(unanswered), tuple(void)
+    )
 
 
 def _score(study: Study, contender: Contender, data: str, runs: Runs) -> Score:
-    found = chosen(study, contender, data, runs)
-    if found is None or (not found[0] and study.family(contender).grid):
-        return Score(contender, data, None, (), len(study.seeds))
-    seeds = [runs.entries.get(member_key(recipe))
-             for recipe, _ in members(study, contender, data, found[0], final=True)]  # fmt: skip
-    return Score(contender, data, found[0], tuple(e for e in seeds if e is not None), len(study.seeds))
+    winner, wanted, least = chosen(study, contender, data, runs), len(study.seeds), study.least_seeds
+    if winner is None or winner.hopeless:
+        return Score(contender, data, None, (), wanted, least=least, hopeless=winner is not None)
+    both = members(study, contender, data, winner.trial, final=True)
+    seeds = [runs.entries.get(member_key(recipe)) for recipe, _ in both]
+    return Score(
+        contender,
+        data,
+        winner.trial,
+        tuple(e for e in seeds if e is not None),
+        wanted,
+        diverged=sum(has_diverged(runs, *pair) for pair in both),
+        least=least,
+        edges=_edges(study.family(contender).grid, winner.trial),
+        ahead=_ahead(ranking(study, contender, data, runs)),
+    )
 
 
-def _best(scores: Sequence[Score]) -> Score:
-    return min(scores, key=lambda score: statistics.mean(score.values("valid")))
+def _edges(grid: Mapping[str, Sequence[Any]], trial: Trial) -> tuple[str, ...]:
+    """Zero is no edge: nothing lies below it."""
+    several = {name: values for name, values in grid.items() if len(set(values)) > 1}
+    return tuple(
+        name for name, values in several.items() if trial[name] in (min(values), max(values)) and trial[name]
+    )
+
+
+def _ahead(trials: Sequence[Candidate]) -> float | None:
+    return trials[1].cost - trials[0].cost if len(trials) > 1 else None
+
+
+def best_of(scores: Sequence[Score]) -> Score | None:
+    """Of the contenders of one side the best on validation, once none has anything left to train; None if all lost."""
+    if not all(score.whole for score in scores):
+        return None
+    standing = [score for score in scores if not score.lost]
+    return min(standing, key=lambda s: statistics.mean(s.values("valid")), default=None)
 
 
 def _answers(asked: Sequence[tuple[Score, Score] | None], study: Study) -> tuple[Answer, ...]:
@@ -175,9 +233,9 @@ def text(found: Results) -> str:
     """The study for a person: the answers, the scores behind them, what is missing."""
     study = found.study
     lines = [study.question, ""]
-    asked = len(found.answers) + len(found.open)
+    asked = len(found.answers) + len(found.open) + len(found.void)
     lines += [f"  {_told(answer, study)}" for answer in found.answers]
-    lines += [f"  not answered: {line}" for line in found.open]
+    lines += [f"  not answered: {line}" for line in (*found.open, *found.void)]
     shown = sum(answer.verdict == "yes" for answer in found.answers)
     lines += [
         "",
@@ -197,27 +255,53 @@ def _told(answer: Answer, study: Study) -> str:
     effect = answer.test.effect
     size = "" if effect is None else f", g = {effect.value:.2f} [{effect.low:.2f}, {effect.high:.2f}]"
     words = {"yes": "yes", "no": "no, not shown", "no: worse": f"no, {study.tested} is worse"}[answer.verdict]
-    sides = f"{answer.tested.contender.label} against {answer.control.contender.label}"
+    sides = f"{label(answer.tested)} against {label(answer.control)}"
     return (
         f"{answer.data}: {words}: {sides} {value:+.2f} % [{low:+.2f}, {high:+.2f}], p = {answer.p:.2g}{size}"
     )
 
 
+def label(score: Score) -> str:
+    """A contender's name; where seeds diverged, of how many its number is."""
+    left_out = f" ({score.diverged} of {score.wanted} seeds diverged)" if score.diverged else ""
+    return score.contender.label + left_out
+
+
 def _scored(score: Score) -> str:
     place = f"{score.data} {score.contender.family} {score.contender.label}"
+    if score.hopeless:
+        return f"{place}: lost: every trial diverged"
     if score.trial is None:
         return f"{place}: the search is not finished"
-    told = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in score.trial.items())
+    told = ", ".join(f"{_field(name)} {_shown(value)}" for name, value in score.trial.items())
+    told = f"{told or 'as the recipe is'}{_margin(score)}"
+    diverged = f", {score.diverged} of {score.wanted} seeds diverged" if score.diverged else ""
+    if score.lost:
+        diverged += f": lost, fewer than {score.least} can have a result"
     if not score.entries:
-        return f"{place}: no seed yet ({told})"
+        return f"{place}: no seed yet{diverged} ({told})"
     values = score.values()
     spread = statistics.deviation(values)
     unit = HEADLINE[score.entries[0].kind].name
-    missing = "" if score.whole else f", {score.wanted - len(values)} seeds missing"
+    missing = "" if score.whole else f", {score.missing} seeds missing"
     return (
         f"{place}: {statistics.mean(values):.3f}{'' if spread is None else f' ± {spread:.3f}'} {unit}, "
-        f"{len(values)} seeds{missing} ({told or 'as the recipe is'})"
+        f"{len(values)} seeds{missing}{diverged} ({told})"
     )
+
+
+def _margin(score: Score) -> str:
+    """How sure the choice was: the runner-up's distance on validation, and values at the edge of the grid."""
+    told = "" if score.ahead is None else f"; {score.ahead:.2g} ahead of the runner-up on validation"
+    return told + (f"; at the edge of its grid: {', '.join(map(_field, score.edges))}" if score.edges else "")
+
+
+def _field(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def title(data: str) -> str:

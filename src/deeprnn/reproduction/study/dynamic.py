@@ -42,7 +42,7 @@ def wanted(study: Study, runs: Runs, ledger: Path) -> list[Entry]:
     known = read_dynamic(ledger)
     rows = {(goal.family, goal.data) for goal in study.goals if goal.dynamic}
     scores = results(study, runs).scores if rows else ()
-    whole = [s for s in scores if s.whole and (s.contender.family, s.data) in rows]
+    whole = [s for s in scores if s.whole and not s.lost and (s.contender.family, s.data) in rows]
     return [entry for score in whole for entry in score.entries if entry.path.name not in known]
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
-from deeprnn.reproduction.study.analysis import Answer, Results, title
+from deeprnn.reproduction.study.analysis import Answer, Results, label, title
 
 COLOURS = {"yes": SERIES[0], "no": SOFT, "no: worse": SERIES[1]}
 
 
 def study_figure(found: Results) -> bytes:
     """A row for each answer: left of zero the tested side is better; the bar is a 95 % interval."""
-    study, rows = found.study, list(found.answers)
-    figure = new_figure(8.8, 1.7 + 0.55 * (len(rows) + len(found.open)))
+    study, rows, open_rows = found.study, list(found.answers), (*found.open, *found.void)
+    figure = new_figure(8.8, 1.7 + 0.55 * (len(rows) + len(open_rows)))
     axes = figure.add_subplot()
     dress(axes, study.question)
     axes.grid(axis="y", visible=False)
@@ -24,9 +24,9 @@ def study_figure(found: Results) -> bytes:
         axes.plot([low, high], [place, place], color=colour, linewidth=3, solid_capstyle="round")
         axes.plot(value, place, "o", color=colour, markersize=9)
         axes.text(1.08 * reach, place, _word(row), color=colour, fontsize=10, fontweight="bold", va="center")
-    for place, line in enumerate(found.open, len(rows)):
+    for place, line in enumerate(open_rows, len(rows)):
         axes.text(0, place, " " + line.partition(": ")[2], color=SOFT, fontsize=8.5, va="center")
-    names = [_name(row) for row in rows] + [line.partition(":")[0] for line in found.open]
+    names = [_name(row) for row in rows] + [line.partition(":")[0] for line in open_rows]
     axes.set_yticks(range(len(names)), names, color=INK)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(-1.05 * reach, 1.6 * reach)
@@ -43,5 +43,4 @@ def _word(row: Answer) -> str:
 
 
 def _name(row: Answer) -> str:
-    tested, control = row.tested.contender, row.control.contender
-    return f"{title(row.data)}, {tested.family}\n{tested.label} / {control.label}"
+    return f"{title(row.data)}, {row.tested.contender.family}\n{label(row.tested)} / {label(row.control)}"

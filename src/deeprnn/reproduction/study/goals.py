@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.statistics import mean, plus_minus
-from deeprnn.reproduction.study.analysis import Answer, Results, Score, results, title
+from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, results, title
 from deeprnn.reproduction.study.dynamic import read_dynamic
 from deeprnn.reproduction.study.jobs import Runs
 from deeprnn.reproduction.study.plan_file import Contender, Goal, Study, member_key, members, read_study
@@ -45,54 +45,63 @@ def table(study: Study, ledger: Path) -> str:
 def _cells(goal: Goal, found: Results, runs: Runs, dynamic: Mapping[str, Any]) -> list[str]:
     here = [s for s in found.scores if (s.contender.family, s.data) == (goal.family, goal.data)]
     sides = [[s for s in here if s.contender.tested is side] for side in (False, True)]
-    best = [_best(side) for side in sides]
+    twins = [_twin(side, goal, dynamic) for side in sides]
     answer = next((a for a in found.answers if _answers(a, goal)), None)
-    numbers = [_values(score, goal, dynamic) for score in best]
-    told = [
-        _side(score, values, side, found.study, runs)
-        for score, values, side in zip(best, numbers, sides, strict=True)
-    ]
+    told = [_side(twin, side, found.study, runs) for twin, side in zip(twins, sides, strict=True)]
     targets = ", then ".join(f"≤ {value:g}" for value in goal.goal)
+    scored = all(twin or all(s.lost for s in side) for twin, side in zip(twins, sides, strict=True))
     return [
         goal.title or title(goal.data),
         goal.known,
         targets,
         *told,
-        _reached(goal, [values for values in numbers if values]),
+        _reached(goal, [twin for twin in twins if twin]) if scored else "",
         "" if answer is None or goal.dynamic else f"{answer.verdict} (p = {answer.p:.2g})",
     ]
 
 
-def _values(score: Score | None, goal: Goal, dynamic: Mapping[str, Any]) -> list[float]:
-    """Test results of a row; none where they are not all there."""
-    if score is None:
-        return []
+class Twin(NamedTuple):
+    """What stands for one side of a row: of its contenders the best on validation, with what the row is scored by."""
+
+    score: Score
+    valid: float
+    test: list[float]
+
+
+def _twin(side: Sequence[Score], goal: Goal, dynamic: Mapping[str, Any]) -> Twin | None:
+    """None while runs or scores of a contender are missing, and where all of them are lost."""
+    if not all(score.whole for score in side):
+        return None
+    twins = [_scored(score, goal, dynamic) for score in side if not score.lost]
+    if None in twins:
+        return None
+    return min((twin for twin in twins if twin), key=lambda twin: twin.valid, default=None)
+
+
+def _scored(score: Score, goal: Goal, dynamic: Mapping[str, Any]) -> Twin | None:
+    """A row of dynamic evaluation goes by dynamic scores, on validation too; None where they are not all there."""
     if not goal.dynamic:
-        return score.values()
+        return Twin(score, mean(score.values("valid")), score.values())
     key = HEADLINE[score.entries[0].kind].key
     rows = [dynamic.get(entry.path.name) for entry in score.entries]
-    return [] if None in rows else [row["test"][key] for row in rows if row is not None]
+    found = [row for row in rows if row is not None]
+    if len(found) < len(rows):
+        return None
+    return Twin(score, mean([row["valid"] for row in found]), [row["test"][key] for row in found])
 
 
 def _answers(answer: Answer, goal: Goal) -> bool:
     return (answer.tested.contender.family, answer.data) == (goal.family, goal.data)
 
 
-def _best(scores: Sequence[Score]) -> Score | None:
-    """Of the contenders of one side the best on validation, once all have their seeds."""
-    if not all(score.whole for score in scores):
-        return None
-    return min(scores, key=lambda score: mean(score.values("valid")))
-
-
-def _side(
-    best: Score | None, values: Sequence[float], scores: Sequence[Score], study: Study, runs: Runs
-) -> str:
-    if best is not None and values:
-        places = 1 if paper.KINDS.get(best.data) == "word" else 3
-        return f"{best.contender.label} {plus_minus(values, places)}{_other_averages(best)}"
-    if best is not None:
-        return f"{best.contender.label}: not scored yet"
+def _side(twin: Twin | None, scores: Sequence[Score], study: Study, runs: Runs) -> str:
+    if twin is not None:
+        places = 1 if paper.KINDS.get(twin.score.data) == "word" else 3
+        return f"{label(twin.score)} {plus_minus(twin.test, places)}{_other_averages(twin.score)}"
+    if all(score.lost for score in scores):
+        return "lost"
+    if all(score.whole for score in scores):
+        return f"{', '.join(s.contender.label for s in scores)}: not scored yet"
     done = sum(trained(study, score.contender, score.data, runs) for score in scores)
     seeds = sum(len(score.entries) for score in scores)
     trials = sum(len(study.family(score.contender).trials) * len(study.search_seeds) for score in scores)
@@ -124,11 +133,11 @@ def trained(study: Study, contender: Contender, data: str, runs: Runs) -> int:
     )
 
 
-def _reached(goal: Goal, numbers: Sequence[Sequence[float]]) -> str:
-    """By the better twin's mean on test: which goal."""
-    if not numbers:
-        return ""
-    value = min(map(mean, numbers))
+def _reached(goal: Goal, twins: Sequence[Twin]) -> str:
+    """Which goal the twin that is better on validation reaches by its mean on test: test chooses nothing."""
+    if not twins:
+        return "no"
+    value = mean(min(twins, key=lambda twin: twin.valid).test)
     passed = [target for target in goal.goal if value <= target]
     return f"≤ {passed[-1]:g}" if passed else "no"
 
@@ -138,7 +147,7 @@ def _state(found: Results, runs: Runs) -> str:
     count, study = len(runs.entries), found.study
     if not count:
         return f"Nothing of this plan has been run yet (`deeprnn reproduce --study {study.name} --plan`)."
-    asked = len(found.answers) + len(found.open)
+    asked = len(found.answers) + len(found.open) + len(found.void)
     return f"{len(found.answers)} of {asked} rows are whole, by {count} runs." + (
-        f" Open: {'; '.join(found.open)}." if found.open else ""
+        f" Open: {'; '.join((*found.open, *found.void))}." if found.open or found.void else ""
     )

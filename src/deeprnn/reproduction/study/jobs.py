@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deeprnn.reproduction import statistics
 from deeprnn.reproduction.cells import model_spec
@@ -37,20 +37,40 @@ class Runs:
         return member_key(recipe) in self.entries or any(member_key(r) in self.diverged for r in both)
 
 
-def chosen(study: Study, contender: Contender, data: str, runs: Runs) -> tuple[Trial, float] | None:
-    """The trial that is best on validation, and its cost there; None until all trials have ended."""
-    best: tuple[Trial, float] | None = None
+def has_diverged(runs: Runs, recipe: Recipe, stage: Recipe | None) -> bool:
+    """Whether a member ended without a result, or its first stage did."""
+    return member_key(recipe) not in runs.entries and runs.ended(recipe, stage)
+
+
+class Candidate(NamedTuple):
+    """A trial, and its cost on validation."""
+
+    trial: Trial
+    cost: float
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it stands for a search of which every trial diverged."""
+        return self.cost == float("inf")
+
+
+def ranking(study: Study, contender: Contender, data: str, runs: Runs) -> list[Candidate]:
+    """The trials that have ended with a result, best first; one that diverged at any search seed has none."""
+    trials = []
     for trial in study.family(contender).trials:
         both = members(study, contender, data, trial)
-        if not all(runs.ended(*pair) for pair in both):
-            return None
         entries = [runs.entries.get(member_key(recipe)) for recipe, _ in both]
-        if any(entry is None for entry in entries):
-            continue  # it diverged
-        cost = statistics.mean([entry.value("valid") for entry in entries if entry is not None])
-        if best is None or cost < best[1]:
-            best = trial, cost
-    return best or ({}, float("inf"))
+        if None not in entries:
+            trials.append(Candidate(trial, statistics.mean([e.value("valid") for e in entries if e])))
+    return sorted(trials, key=lambda candidate: candidate.cost)
+
+
+def chosen(study: Study, contender: Contender, data: str, runs: Runs) -> Candidate | None:
+    """The trial that is best on validation; None until all trials have ended, a hopeless one where all diverged."""
+    for trial in study.family(contender).trials:
+        if not all(runs.ended(*pair) for pair in members(study, contender, data, trial)):
+            return None
+    return next(iter(ranking(study, contender, data, runs)), Candidate({}, float("inf")))
 
 
 class Planner:
@@ -153,6 +173,6 @@ def study_plan(
             waiting += 1
             if ahead:
                 planner.final(contender, name, study.family(contender).trials[0])
-        elif found[0] or not study.family(contender).grid:
-            planner.final(contender, name, found[0])
+        elif not found.hopeless:
+            planner.final(contender, name, found.trial)
     return planner.plan, waiting

@@ -95,6 +95,8 @@ class Study:
     pairs: tuple[tuple[str, str], ...] = ()
     """further comparisons, each a tested contender and a control: family/name"""
     goals: tuple[Goal, ...] = ()
+    least_seeds: int = 3
+    """a final seed that diverges is left out; a contender with fewer results than this counts as lost"""
 
     def family(self, contender: Contender) -> Family:
         """The family of a contender."""
@@ -257,8 +259,11 @@ def _study(path: Path, raw: Mapping[str, Any]) -> Study:
             f"seeds {sorted(set(seeds) & set(search))} were searched with: the final ones must be new"
         )
     level = float(raw.get("level", 0.05))
+    least = raw.get("least_seeds", Study.least_seeds)
+    if not 2 <= least <= len(seeds):
+        raise UserError(f"least_seeds must be from 2 to the {len(seeds)} seeds, got {least}")
     return Study(path.stem, path, raw["question"], raw["tested"], raw["control"], search, seeds, level, families,
-                 tuple(contenders), pairs, goals)  # fmt: skip
+                 tuple(contenders), pairs, goals, least)  # fmt: skip
 
 
 def _goal(raw: Mapping[str, Any], families: Sequence[Family]) -> Goal:

@@ -143,7 +143,7 @@ def run_study(
         check_plan(study, ledger)
         if not (ledger / STARTED).exists():
             began = {"digest": study.digest, "study": study.name, "plan": study.path.read_text(encoding="utf-8"),
-                     "began": now(), "commit": commit(), "version": __version__}  # fmt: skip
+                     "began": now(), "commit": commit() or settings.commit, "version": __version__}  # fmt: skip
             write_json(ledger / STARTED, began)
         while True:
             plan, _ = study_plan(study, read_runs(ledger), settings.root, settings.only)

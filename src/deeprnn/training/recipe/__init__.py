@@ -254,6 +254,8 @@ class PretrainPart:
     """or a finished run to start from"""
     rate: float = 0.1
     """the transferred parameters' rate, as a share of the others'"""
+    epochs: int = 0
+    """of the first stage at most; 0: as many as its recipe says"""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
     "stop.epochs": (0, math.inf, "not negative"),
     "stop.minutes": (0, math.inf, "not negative and finite"),
     "pretrain.rate": (0, math.inf, "not negative and finite"),
+    "pretrain.epochs": (0, math.inf, "not negative"),
     "save.seconds": (0, math.inf, "not negative and finite"),
     "save.updates": (0, math.inf, "not negative"),
 }
