@@ -200,7 +200,7 @@ def gradients_by_autograd(
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        views = [_view(x) if x is not None and x.is_floating_point() else x for x in tensors]
+        views: list[Any] = [_view(x) if x is not None and x.is_floating_point() else x for x in tensors]
         pairs = [(y, g) for y, g in zip(compute(views), gradients, strict=True) if g is not None]
         wanted = [x for x, wants in zip(views, needed, strict=True) if wants]
         outputs, outer = [y for y, _ in pairs], [g for _, g in pairs]
