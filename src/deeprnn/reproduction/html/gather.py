@@ -120,14 +120,11 @@ class TextPrediction:
 def predict(run: Run) -> PiecePrediction | TextPrediction | str:
     """The model over a piece of the test split, or why there is none to show."""
     from deeprnn.generation.primers import run_data
-    from deeprnn.training.evaluate import visible
-    from deeprnn.training.recipe import Recipe
 
     try:
         data = run_data(run)
     except (UserError, OSError) as error:
         return f"The data is not here, so that no test piece can be shown ({error})."
-    data = visible(data, Recipe.from_dict(run.recipe).evaluation)
     split = "test" if "test" in data.splits and len(data.splits["test"]) else "valid"
     try:
         model = run.model()
