@@ -26,9 +26,9 @@ from deeprnn.runs.locking import lock
 from deeprnn.training import saving
 from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import NonFinite
-from deeprnn.training.session import recipe_of, resume, run_recipe
+from deeprnn.training.session import recipe_of, run_recipe
 from tests.torture.stories import outcome
-from tests.training.toys import DEEP, music, recipe, text
+from tests.training.toys import DEEP, music, recipe, resume, text
 
 
 def strip(rows):
