@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from deeprnn.reproduction import run as running
 from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.identity import identity
-from deeprnn.reproduction.plan import find_member
+from deeprnn.reproduction.plan import Job, JobPlan, find_member
 from deeprnn.reproduction.run import Settings, data_of
 from deeprnn.reproduction.study import analysis, dynamic, goals
 from deeprnn.reproduction.study import run as study_run
@@ -29,6 +30,7 @@ from deeprnn.runs.folder import Run
 from deeprnn.runs.locking import lock
 from deeprnn.training.dynamic import dynamic_evaluation
 from deeprnn.training.loop import members_of
+from deeprnn.training.recipe import override
 from tests.reproduction.toys import write_study
 
 
@@ -98,6 +100,40 @@ def test_from_plan_to_picture_in_pieces(toy, monkeypatch):
     assert len(found.pairs) == 1
     assert not found.open
     assert study_figure(found).startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_processes_side_by_side_come_to_what_one_comes_to(toy, tmp_path, capfd):
+    study, settings, ledger = toy
+    assert run_study(study, settings, ledger, quiet).status == 0
+    several = replace(settings, root=tmp_path / "several", jobs=2)
+    assert run_study(study, several, tmp_path / "ledger-of-several", quiet).status == 0
+    told = capfd.readouterr().out  # by the processes themselves
+    assert re.search(r"^\[ +\d+\.\d s\] toy/rnn-seeds.*: finished", told, re.MULTILINE)
+    alone, beside = (read_runs(place).entries for place in (ledger, tmp_path / "ledger-of-several"))
+    assert {k: e.value("valid") for k, e in beside.items()} == {k: e.value("valid") for k, e in alone.items()}
+
+
+@pytest.mark.slow
+def test_the_budget_reaches_processes(toy, tmp_path):
+    """Two endless jobs are saved when it is over; they are scored only where that is asked for."""
+    study, settings, _ = toy
+    endless = {"stop.epochs": 0, "stop.patience": 0, "schedule.name": "constant"}
+    recipes = [
+        override(job.recipe, endless) for job in study_plan(study, Runs({}), settings.root)[0].jobs[:2]
+    ]
+    for recorded in (True, False):
+        place = tmp_path / str(recorded)
+        now = replace(settings, jobs=2, budget=0.3, root=place, ledger=place / "l", record_cut_off=recorded)
+        jobs = [Job(f"toy/{recipe.model.kind}", recipe) for recipe in recipes]
+        outcome = running.run_plan(JobPlan(jobs), now, quiet)
+        assert (outcome.over, outcome.signal, outcome.failed) == (True, 0, {})
+        assert sorted(outcome.unfinished) == sorted(job.name for job in jobs)
+        assert len(list(place.glob("*/last.json"))) == 2
+        stopped = [e.raw["stopped"] for e in read_ledger(now.ledger)]
+        assert stopped == ["cut off when 0.3 minutes had passed"] * sum(
+            len(members_of(recipe)) for recipe in recipes if recorded
+        )
 
 
 def test_a_changed_plan_is_refused_and_so_is_a_second_process(toy, capsys):

@@ -58,16 +58,16 @@ def shared_products(own: Adjoint) -> tuple[SharedProduct, ...]:
             )
             for unit in range(cell.stages[s].size)
         )
-    found = []
+    products = []
     for vector, entries in rows.items():
         run: list[tuple[int, int, int, int]] = []
         for entry in sorted(entries):
             if run and entry[0] != run[-1][0] + 1:
-                found.append(_shared(vector, run))
+                products.append(_shared(vector, run))
                 run = []
             run.append(entry)
-        found.append(_shared(vector, run))
-    return tuple(found)
+        products.append(_shared(vector, run))
+    return tuple(products)
 
 
 def _shared(vector: Vector, run: list[tuple[int, int, int, int]]) -> SharedProduct:
@@ -107,7 +107,7 @@ def assembled(own: Adjoint, sums: Sequence[Tensor]) -> list[Tensor]:
         pieces = [whole] if alone else whole.split([segment.rows for segment in product.segments], -2)
         for segment, piece in zip(product.segments, pieces, strict=True):
             parts[segment.matrix].append((segment, piece))
-    return [_joined(shape, found) for shape, found in zip(own.cell.matrices, parts, strict=True)]
+    return [_joined(shape, own_parts) for shape, own_parts in zip(own.cell.matrices, parts, strict=True)]
 
 
 def _joined(shape: tuple[int, int], parts: list[tuple[Segment, Tensor]]) -> Tensor:
@@ -124,26 +124,26 @@ def _joined(shape: tuple[int, int], parts: list[tuple[Segment, Tensor]]) -> Tens
 
 def vector_gradients(own: Adjoint, delta: Tensor) -> list[Tensor]:
     """The gradient of every parameter with one number a unit."""
-    found: list[Tensor | None] = [None] * len(own.cell.vectors)
+    totals: list[Tensor | None] = [None] * len(own.cell.vectors)
     for (s, number), rows in own.vector_columns.items():
         part = columns(delta, rows, own.cell.stages[s].size).sum((-3, -2))
-        known = found[number]
-        found[number] = part if known is None else known + part
+        known = totals[number]
+        totals[number] = part if known is None else known + part
     lead = delta.shape[:-3]
     return [
-        delta.new_zeros(*lead, n) if x is None else x for x, n in zip(found, own.cell.vectors, strict=True)
+        delta.new_zeros(*lead, n) if x is None else x for x, n in zip(totals, own.cell.vectors, strict=True)
     ]
 
 
 def vector_gradients_of_sums(own: Adjoint, sums: Tensor) -> list[Tensor]:
     """The same from the sums of delta over all rows, ([P,] width)."""
-    found: list[Tensor | None] = [None] * len(own.cell.vectors)
+    totals: list[Tensor | None] = [None] * len(own.cell.vectors)
     for (s, number), rows in own.vector_columns.items():
-        part, known = columns(sums, rows, own.cell.stages[s].size), found[number]
-        found[number] = part if known is None else known + part
+        part, known = columns(sums, rows, own.cell.stages[s].size), totals[number]
+        totals[number] = part if known is None else known + part
     return [
         sums.new_zeros(*sums.shape[:-1], n) if x is None else x
-        for x, n in zip(found, own.cell.vectors, strict=True)
+        for x, n in zip(totals, own.cell.vectors, strict=True)
     ]
 
 

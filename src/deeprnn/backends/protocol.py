@@ -147,7 +147,7 @@ class KeptTensors(NamedTuple):
     """What the backward pass of a layer's call reads."""
 
     y: Tensor  # (T, B, n): the first state's sequence
-    kept: Tensor | None  # whatever else the forward pass stored
+    workspace: Tensor | None  # whatever else the forward pass stored
     x: Tensor
     states: Sequence[Tensor] | None
     parameters: Sequence[Tensor]
@@ -258,7 +258,7 @@ class DirectCall(Protocol):
         ...
 
     def backward(
-        self, gradients: Sequence[Tensor | None], kept: KeptTensors, wants_x: bool, wants_parameters: bool
+        self, gradients: Sequence[Tensor | None], saved: KeptTensors, wants_x: bool, wants_parameters: bool
     ) -> Sequence[Tensor | None]:
         """From the gradients of the output and of the last states, those of x and of the parameters."""
         ...

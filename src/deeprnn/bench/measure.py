@@ -223,7 +223,7 @@ def _fresh_high_water_mark() -> Iterator[Callable[[str], int] | None]:
 def surroundings(device: str) -> dict[str, Any]:
     """The code's commit, versions and machine, without names of hosts or paths."""
     packages = ("deeprnn", "torch", "numpy", "llvmlite", "jax")
-    found = {name: _version(name) for name in packages}
+    versions = {name: _version(name) for name in packages}
     machine: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
@@ -235,7 +235,7 @@ def surroundings(device: str) -> dict[str, Any]:
         machine["cuda"] = torch.version.cuda
     return {
         "commit": commit(),
-        "versions": {"python": platform.python_version(), **found},
+        "versions": {"python": platform.python_version(), **versions},
         "machine": machine,
     }
 

@@ -56,23 +56,23 @@ class Evaluate:
         from deeprnn.training.session import load_data, pick_device
 
         set_threads(self.threads)
-        found = load_run(self.run_folder)
+        trained = load_run(self.run_folder)
         if not self.threads:
-            set_threads(int(found.info.get("environment", {}).get("threads", 0)))
-        recipe = Recipe.from_dict(found.recipe)
+            set_threads(int(trained.info.get("environment", {}).get("threads", 0)))
+        recipe = Recipe.from_dict(trained.recipe)
         if self.split == "test" and not recipe.evaluation.test:
             raise UserError(
-                f"{found.path} was trained with evaluation.test=false, as runs of a search are: its test score stays "
+                f"{trained.path} was trained with evaluation.test=false, as runs of a search are: its test score stays "
                 "unknown. Use --split valid, or train the settings you chose anew, without --no-test"
             )
         data = load_data(recipe.data)
-        if data.kind != "music" and found.vocabulary != data.vocabulary:  # type: ignore[union-attr]
+        if data.kind != "music" and trained.vocabulary != data.vocabulary:  # type: ignore[union-attr]
             raise UserError(
-                f"{recipe.data.name} has changed since {found.path} was trained: its vocabulary differs"
+                f"{recipe.data.name} has changed since {trained.path} was trained: its vocabulary differs"
             )
         if self.clean and (self.dynamic or self.split == "train"):
             raise UserError("--clean is for the validation and test parts, and not for dynamic evaluation")
-        model = found.model().to(pick_device(self.device))
+        model = trained.model().to(pick_device(self.device))
         how: dict[str, Any] = {}
         if self.decay and not self.dynamic:
             raise UserError(f"--decay {self.decay} is for dynamic evaluation: give --dynamic too")
@@ -86,10 +86,10 @@ class Evaluate:
 
             scores |= evaluate_clean(model, data, self.split, recipe.evaluation)
         if self.json:
-            print(json.dumps({"run": str(found.path), "split": self.split, **how, **scores}))
+            print(json.dumps({"run": str(trained.path), "split": self.split, **how, **scores}))
             return 0
         told = f" on {data.name}, {self.split}: {metrics.describe(scores)}"
-        console().print(styled((str(found.path), "bold"), told))
+        console().print(styled((str(trained.path), "bold"), told))
         for name, value in scores.items():
             console().print(
                 f"  {name:<34} {value:,.4f}" if isinstance(value, float) else f"  {name:<34} {value:,}"
@@ -99,8 +99,8 @@ class Evaluate:
             console().print(f"  valid at rate {trial['rate']:g}, decay {trial['decay']:g}: {cost}")
         for name, value in how.items():
             console().print(f"  {name:<34} {value:g}")
-        if found.info.get("paper") is not None and self.split == "test":
-            console().print(f"  {'the paper':<34} {found.info['paper']:g}")
+        if trained.info.get("paper") is not None and self.split == "test":
+            console().print(f"  {'the paper':<34} {trained.info['paper']:g}")
         return 0
 
     def _dynamic(self, model: SequenceModel, data: Data) -> tuple[dict[str, float], dict[str, Any]]:

@@ -97,13 +97,13 @@ class Report:
 
         study, ledger = read_study(self.study), study_ledger(self.study, self.ledger)
         check_plan(study, ledger)
-        found = results(study, read_runs(ledger))
+        outcome = results(study, read_runs(ledger))
         if self.figures:
             path = self.figures / f"study-{study.name}.png"
-            write_atomically(path, study_figure(found))
+            write_atomically(path, study_figure(outcome))
             print(path)
         elif self.json:
-            print(json.dumps(found.to_dict(), indent=1, ensure_ascii=False))
+            print(json.dumps(outcome.to_dict(), indent=1, ensure_ascii=False))
         else:
-            print(text(found))
+            print(text(outcome))
         return 0

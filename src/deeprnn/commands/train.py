@@ -120,8 +120,8 @@ class Train:
         recipe, data, remarks = resolve(
             self.what, self._model(parsed(overrides)), self.level, parsed(overrides)
         )
-        given = {"seeds": self.seeds, "rates": self.rates, "transpositions": self.transpositions}
-        members = [(name, text) for name, text in given.items() if text]
+        words = {"seeds": self.seeds, "rates": self.rates, "transpositions": self.transpositions}
+        members = [(name, text) for name, text in words.items() if text]
         recipe = _every_stage(apply(recipe, [*overrides, *members]), [name for name, _ in overrides])
         if self.no_test:
             recipe = override(recipe, {"evaluation.test": False})
@@ -175,11 +175,11 @@ class Train:
         return folder
 
 
-def _every_stage(recipe: Recipe, given: Sequence[str]) -> Recipe:
+def _every_stage(recipe: Recipe, typed: Sequence[str]) -> Recipe:
     """A limit of epochs from the command line holds for the first stage too, unless that has one of its own."""
     from deeprnn.training.recipe import override
 
-    if "stop.epochs" not in given or "pretrain.epochs" in given or not recipe.pretrain.recipe:
+    if "stop.epochs" not in typed or "pretrain.epochs" in typed or not recipe.pretrain.recipe:
         return recipe
     return override(recipe, {"pretrain.epochs": recipe.stop.epochs})
 

@@ -114,11 +114,11 @@ def build_vocabulary(
     `<unk>` is added where `unknown` asks for it and the text does not already spell it.
     """
     counts = symbols if isinstance(symbols, Counter) else Counter(symbols)
-    kept = sorted(symbol for symbol, count in counts.items() if count >= minimum)
-    kept.sort(key=counts.__getitem__, reverse=True)  # stable: ties stay in order
-    if unknown and UNKNOWN not in kept:
-        kept.append(UNKNOWN)
-    return kept
+    vocabulary = sorted(symbol for symbol, count in counts.items() if count >= minimum)
+    vocabulary.sort(key=counts.__getitem__, reverse=True)  # stable: ties stay in order
+    if unknown and UNKNOWN not in vocabulary:
+        vocabulary.append(UNKNOWN)
+    return vocabulary
 
 
 def encode(symbols: str | Sequence[str], index: Mapping[str, int]) -> np.ndarray:

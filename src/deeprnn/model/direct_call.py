@@ -49,10 +49,10 @@ def call_directly(
     ]  # read at every call; what hooks or replicas put elsewhere is not found
     parameters = [own.get(name) for name in wired.names]
     x = input.transpose(0, 1) if batch_first else input
-    found = direct(wired.wiring, x, states, parameters, backend)
-    if found is None or not batch_first:
-        return found
-    return found[0].transpose(0, 1), found[1]
+    results = direct(wired.wiring, x, states, parameters, backend)
+    if results is None or not batch_first:
+        return results
+    return results[0].transpose(0, 1), results[1]
 
 
 def transition_wiring(spec: PlusSpec) -> Wiring | None:
@@ -107,11 +107,11 @@ def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | N
 
     It may slice vectors, add them, and join them.
     """
-    aten, known, given = torch.ops.aten, {}, iter(range(len(shapes)))
+    aten, known, numbers = torch.ops.aten, {}, iter(range(len(shapes)))
     for node in graph.nodes:
         args = node.args
         if node.op == "placeholder":
-            i = next(given)
+            i = next(numbers)
             known[node] = i if len(shapes[i]) == 2 else [Piece(i, 0, *shapes[i])]
         elif node.op == "output":
             return [known[value] for value in args[0]]
@@ -133,12 +133,12 @@ def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | N
 
 
 def _sliced(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
-    found = []
+    slices = []
     for p in pieces:
         first, last = max(p.column, start), min(p.column + p.count, end)
         if first < last:
-            found.append(Piece(p.parameter, p.start + first - p.column, last - first, first - start))
-    return found
+            slices.append(Piece(p.parameter, p.start + first - p.column, last - first, first - start))
+    return slices
 
 
 def wired_cell(cell: Cell, tensors: dict[str, Tensor], names: Sequence[str], x: Tensor) -> Wired:

@@ -75,12 +75,12 @@ def entering_parameters(cell: Cell) -> set[str]:
 
 
 def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    found, stack = set(), list(nodes)
+    ancestors, stack = set(), list(nodes)
     while stack:
-        if (node := stack.pop()) not in found:
-            found.add(node)
+        if (node := stack.pop()) not in ancestors:
+            ancestors.add(node)
             stack += node.all_input_nodes
-    return found
+    return ancestors
 
 
 def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:

@@ -108,13 +108,13 @@ class Recurrent(SequenceLayer):
     ) -> Unrolled:
         """One cell over a sequence."""
         cell = self.cells[index]
-        found = unroll_cell(cell, x, states, reset, backend=self.backend)
-        output = found.states[0]
+        unrolled = unroll_cell(cell, x, states, reset, backend=self.backend)
+        output = unrolled.states[0]
         if cell.output is not None:
-            rows = [h.reshape(-1, h.shape[-1]) for h in found.states]
+            rows = [h.reshape(-1, h.shape[-1]) for h in unrolled.states]
             output = cell.output(*rows)
             output = output.reshape(*x.shape[:2], output.shape[-1])
-        return Unrolled(output, found.states, [*found.states, *found.others])
+        return Unrolled(output, unrolled.states, [*unrolled.states, *unrolled.others])
 
     def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One call of a cell."""

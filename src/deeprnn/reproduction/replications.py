@@ -59,21 +59,21 @@ def _read(home: Path) -> Replication:
     )
 
 
-def clean_of_cells(found: Sequence[Replication], published: Sequence[Entry]) -> list[CleanScore]:
+def clean_of_cells(reruns: Sequence[Replication], published: Sequence[Entry]) -> list[CleanScore]:
     """All clean scores of runs that stand for a cell."""
-    cells = [(r, c.rerun) for r in found for c in compare(r.entries, published)]
+    cells = [(r, c.rerun) for r in reruns for c in compare(r.entries, published)]
     return [row for r, entries in cells for row in of_entries(r.clean, entries)]
 
 
 # ---- words
 
 
-def markdown(found: Sequence[Replication], published: Sequence[Entry], titles: Mapping[str, str]) -> str:
+def markdown(reruns: Sequence[Replication], published: Sequence[Entry], titles: Mapping[str, str]) -> str:
     """Every cell of every rerun beside the published runs, and what is missing."""
-    if not any(r.entries for r in found):
+    if not any(r.entries for r in reruns):
         return "No rerun has been entered yet.\n"
     out = []
-    for replication in found:
+    for replication in reruns:
         compared = compare(replication.entries, published)
         out.append(
             f"**{replication.name}**: {state(replication, compared)}\n\n{_table(replication, compared, titles)}"
@@ -81,11 +81,11 @@ def markdown(found: Sequence[Replication], published: Sequence[Entry], titles: M
     return "\n\n".join(out) + "\n"
 
 
-def sentence(found: Sequence[Replication], published: Sequence[Entry]) -> str:
+def sentence(reruns: Sequence[Replication], published: Sequence[Entry]) -> str:
     """All reruns in a few words, for the README."""
-    if not any(r.entries for r in found):
+    if not any(r.entries for r in reruns):
         return "No rerun has been entered yet.\n"
-    return "\n".join(f"{r.name}: {state(r, compare(r.entries, published))}" for r in found) + "\n"
+    return "\n".join(f"{r.name}: {state(r, compare(r.entries, published))}" for r in reruns) + "\n"
 
 
 def state(replication: Replication, compared: Sequence[Compared]) -> str:

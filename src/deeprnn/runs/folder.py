@@ -302,8 +302,8 @@ def best_member(folder: Path) -> Run:
 
 def list_runs(root: str | Path = "runs") -> list[Run]:
     """Every run below a folder, members of populations and first stages included, oldest first."""
-    found = [Run(p.parent) for p in Path(root).rglob("run.json")]
-    return sorted(found, key=lambda run: (_created(run), str(run.path)))
+    runs = [Run(p.parent) for p in Path(root).rglob("run.json")]
+    return sorted(runs, key=lambda run: (_created(run), str(run.path)))
 
 
 def _created(run: Run) -> str:

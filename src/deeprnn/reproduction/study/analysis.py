@@ -229,24 +229,24 @@ def _answers(asked: Sequence[tuple[Score, Score] | None], study: Study) -> tuple
 # ---- words
 
 
-def text(found: Results) -> str:
+def text(outcome: Results) -> str:
     """The study for a person: the answers, the scores behind them, what is missing."""
-    study = found.study
+    study = outcome.study
     lines = [study.question, ""]
-    asked = len(found.answers) + len(found.open) + len(found.void)
-    lines += [f"  {_told(answer, study)}" for answer in found.answers]
-    lines += [f"  not answered: {line}" for line in (*found.open, *found.void)]
-    shown = sum(answer.verdict == "yes" for answer in found.answers)
+    asked = len(outcome.answers) + len(outcome.open) + len(outcome.void)
+    lines += [f"  {_told(answer, study)}" for answer in outcome.answers]
+    lines += [f"  not answered: {line}" for line in (*outcome.open, *outcome.void)]
+    shown = sum(answer.verdict == "yes" for answer in outcome.answers)
     lines += [
         "",
         f"Answered yes: {shown} of {asked}. Of each side the contender that is best on validation; test results of "
         f"{len(study.seeds)} new seeds each, Welch's t-test, Holm's correction over {asked}, level {study.level:g}.",
     ]
-    if found.pairs:
+    if outcome.pairs:
         lines += ["", "Pairs that the plan names (corrected among themselves):"]
-        lines += [f"  {_told(answer, study)}" for answer in found.pairs]
+        lines += [f"  {_told(answer, study)}" for answer in outcome.pairs]
     lines += ["", "Scores on test, mean ± standard deviation over seeds, and what was chosen:"]
-    lines += [f"  {_scored(score)}" for score in found.scores]
+    lines += [f"  {_scored(score)}" for score in outcome.scores]
     return "\n".join(lines)
 
 

@@ -8,9 +8,9 @@ from deeprnn.reproduction.study.analysis import Answer, Results, label, title
 COLOURS = {"yes": SERIES[0], "no": SOFT, "no: worse": SERIES[1]}
 
 
-def study_figure(found: Results) -> bytes:
+def study_figure(outcome: Results) -> bytes:
     """A row for each answer: left of zero the tested side is better; the bar is a 95 % interval."""
-    study, rows, open_rows = found.study, list(found.answers), (*found.open, *found.void)
+    study, rows, open_rows = outcome.study, list(outcome.answers), (*outcome.open, *outcome.void)
     figure = new_figure(8.8, 1.7 + 0.55 * (len(rows) + len(open_rows)))
     axes = figure.add_subplot()
     dress(axes, study.question)

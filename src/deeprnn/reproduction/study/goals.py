@@ -32,22 +32,22 @@ def table(study: Study, ledger: Path) -> str:
     """A row for each goal, and in a sentence how much of the plan has been run."""
     check_plan(study, ledger)
     runs = read_runs(ledger)
-    found, dynamic = results(study, runs), read_dynamic(ledger)
+    outcome, dynamic = results(study, runs), read_dynamic(ledger)
     lines = [
         f"| test | best known | goal | {study.control} twin | {study.tested} twin | reached | {study.tested} better? |",
         "|---|---|---|---|---|---|---|",
     ]
     for goal in study.goals:
-        lines.append("| " + " | ".join(_cells(goal, found, runs, dynamic)) + " |")
-    return "\n".join(lines) + f"\n\n{_state(found, runs)}\n"
+        lines.append("| " + " | ".join(_cells(goal, outcome, runs, dynamic)) + " |")
+    return "\n".join(lines) + f"\n\n{_state(outcome, runs)}\n"
 
 
-def _cells(goal: Goal, found: Results, runs: Runs, dynamic: Mapping[str, Any]) -> list[str]:
-    here = [s for s in found.scores if (s.contender.family, s.data) == (goal.family, goal.data)]
+def _cells(goal: Goal, outcome: Results, runs: Runs, dynamic: Mapping[str, Any]) -> list[str]:
+    here = [s for s in outcome.scores if (s.contender.family, s.data) == (goal.family, goal.data)]
     sides = [[s for s in here if s.contender.tested is side] for side in (False, True)]
     twins = [_twin(side, goal, dynamic) for side in sides]
-    answer = next((a for a in found.answers if _answers(a, goal)), None)
-    told = [_side(twin, side, found.study, runs) for twin, side in zip(twins, sides, strict=True)]
+    answer = next((a for a in outcome.answers if _answers(a, goal)), None)
+    told = [_side(twin, side, outcome.study, runs) for twin, side in zip(twins, sides, strict=True)]
     targets = ", then ".join(f"≤ {value:g}" for value in goal.goal)
     scored = all(twin or all(s.lost for s in side) for twin, side in zip(twins, sides, strict=True))
     return [
@@ -84,10 +84,10 @@ def _scored(score: Score, goal: Goal, dynamic: Mapping[str, Any]) -> Twin | None
         return Twin(score, mean(score.values("valid")), score.values())
     key = HEADLINE[score.entries[0].kind].key
     rows = [dynamic.get(entry.path.name) for entry in score.entries]
-    found = [row for row in rows if row is not None]
-    if len(found) < len(rows):
+    scores = [row for row in rows if row is not None]
+    if len(scores) < len(rows):
         return None
-    return Twin(score, mean([row["valid"] for row in found]), [row["test"][key] for row in found])
+    return Twin(score, mean([row["valid"] for row in scores]), [row["test"][key] for row in scores])
 
 
 def _answers(answer: Answer, goal: Goal) -> bool:
@@ -142,12 +142,12 @@ def _reached(goal: Goal, twins: Sequence[Twin]) -> str:
     return f"≤ {passed[-1]:g}" if passed else "no"
 
 
-def _state(found: Results, runs: Runs) -> str:
+def _state(outcome: Results, runs: Runs) -> str:
     """In a sentence, how much of the plan has been run."""
-    count, study = len(runs.entries), found.study
+    count, study = len(runs.entries), outcome.study
     if not count:
         return f"Nothing of this plan has been run yet (`deeprnn reproduce --study {study.name} --plan`)."
-    asked = len(found.answers) + len(found.open) + len(found.void)
-    return f"{len(found.answers)} of {asked} rows are whole, by {count} runs." + (
-        f" Open: {'; '.join((*found.open, *found.void))}." if found.open or found.void else ""
+    asked = len(outcome.answers) + len(outcome.open) + len(outcome.void)
+    return f"{len(outcome.answers)} of {asked} rows are whole, by {count} runs." + (
+        f" Open: {'; '.join((*outcome.open, *outcome.void))}." if outcome.open or outcome.void else ""
     )

@@ -30,9 +30,9 @@ from deeprnn.training.recipe import Recipe, override
 STARTED, DIVERGED, ENTRIES = "started.json", "diverged.json", "runs"
 
 
-def study_ledger(name: str, given: Path = FOLDER) -> Path:
+def study_ledger(name: str, ledger: Path = FOLDER) -> Path:
     """A study's own folder, unless another than the tables' is given."""
-    return Path("results/studies") / Path(name).stem if given == FOLDER else given
+    return Path("results/studies") / Path(name).stem if ledger == FOLDER else ledger
 
 
 def read_runs(ledger: Path) -> Runs:
@@ -109,7 +109,7 @@ def _rows_left(study: Study, runs: Runs, settings: Settings) -> list[str]:
     """A line for each family and data set; a first stage that two of them share counts in both."""
     rows = dict.fromkeys((c.family, data) for c, data in study.entrants(settings.only))
     named = {(c.family, data, c.name) for c, data in study.entrants(settings.only)}
-    found = []
+    left = []
     for family, data in rows:
         only = [f"{f}/{d}/{name}" for f, d, name in named if (f, d) == (family, data)]
         jobs = study_plan(study, runs, settings.root, only, ahead=True)[0].jobs
@@ -120,9 +120,9 @@ def _rows_left(study: Study, runs: Runs, settings: Settings) -> list[str]:
             phase = phases["seeds" if job.why.endswith("seeds") else "search"]
             phase[0], phase[1] = phase[0] + 1, phase[1] + job.expected
         told = ", ".join(f"{name} {count} populations {minutes(s)}" for name, (count, s) in phases.items())
-        found.append((sum(s for _, s in phases.values()), f"{family}/{data}", told))
-    width = max(len(name) for _, name, _ in found)
-    return [f"  {name:<{width}}  {minutes(whole):>8}: {told}" for whole, name, told in sorted(found)]
+        left.append((sum(s for _, s in phases.values()), f"{family}/{data}", told))
+    width = max(len(name) for _, name, _ in left)
+    return [f"  {name:<{width}}  {minutes(whole):>8}: {told}" for whole, name, told in sorted(left)]
 
 
 def run_study(
