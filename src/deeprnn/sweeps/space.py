@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import re
@@ -153,11 +152,17 @@ class Space:
         return math.prod(len(values) for values in self._axes().values())
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """All points; fields that cannot differ within a population vary slowest, so that neighbours train together."""
-        axes = self._axes()
+        """All points, in the order of their numbers."""
+        return map(self.grid_point, range(self.grid_size))
+
+    def grid_point(self, number: int) -> dict[str, Any]:
+        """The point of a number: fields that a population shares vary slowest, so that neighbours train together."""
+        axes, point = self._axes(), {}
         names = sorted(axes, key=may_differ)
-        for values in itertools.product(*(axes[name] for name in names)):
-            yield dict(zip(names, values, strict=True))
+        for name in reversed(names):
+            number, place = divmod(number, len(axes[name]))
+            point[name] = axes[name][place]
+        return {name: point[name] for name in names}
 
     def _axes(self) -> dict[str, list[Any]]:
         axes = {}
