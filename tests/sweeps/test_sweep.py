@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from deeprnn.cli import main
 from deeprnn.errors import UserError
+from deeprnn.files import DiskFull
 from deeprnn.runs.locking import lock
 from deeprnn.sweeps import pack as packs
 from deeprnn.sweeps import run as coordinator
@@ -259,6 +261,56 @@ def test_a_torn_line_of_the_journal_is_cut_off(tmp_path):
         file.write(b'{"op_code": 4, "wor')
     assert scores(sweep(spec(trials=6), tmp_path / "s")) == whole
     assert sweep(spec(trials=7), tmp_path / "s").finished
+
+
+def test_half_a_line_of_another_sweep_does_not_spoil_the_next(tmp_path):
+    """Of two that share a journal one meets a full disk, and the other writes on."""
+    which = spec(trials=8)
+    sweep(spec(), tmp_path / "s")
+    study = open_study(which, tmp_path / "s")
+    with open(tmp_path / "s/journal.log", "ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    (trial,) = study.ask(1)
+    study.complete(trial.number, 1.0)
+    assert open_study(which, tmp_path / "s").trials() == study.trials()
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path):
+    which = spec(trials=8)
+    sweep(spec(), tmp_path / "s")
+    study, path = open_study(which, tmp_path / "s"), tmp_path / "s/journal.log"
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        with pytest.raises(DiskFull, match=r"journal\.log"):
+            study.ask(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    assert len(open_study(which, tmp_path / "s").ask(1)) == 1
+
+
+def test_scores_of_epochs_do_not_wait_for_the_disk_and_ends_of_trials_do(tmp_path, monkeypatch):
+    study, synced, real = open_study(spec(trials=40), tmp_path / "s"), [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(1) or real(handle))
+    trials = study.ask(40)
+    assert len(synced) == 1
+    for epoch in range(1, 6):
+        study.report(trials[0].number, epoch, 1.0 / epoch)
+    assert len(synced) == 1
+    study.complete(trials[0].number, 0.2)
+    assert len(synced) == 2
+
+
+def test_trials_that_have_ended_are_read_once(tmp_path, monkeypatch):
+    """A live table is drawn twice a second, of thousands of trials."""
+    study, read, real = open_study(spec(trials=40), tmp_path / "s"), [], Study._read
+    for trial in study.ask(40)[:30]:
+        study.complete(trial.number, 1.0)
+    study.trials()
+    monkeypatch.setattr(Study, "_read", lambda self, frozen: read.append(frozen.number) or real(self, frozen))
+    assert [t.state for t in study.trials()] == ["complete"] * 30 + ["running"] * 10
+    assert read == list(range(30, 40))
 
 
 @pytest.mark.parametrize("content", [b"not a journal\n", b'{"op_code": 99}\n', b"[]\n", b"\xff\xfe\n"])

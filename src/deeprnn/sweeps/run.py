@@ -20,7 +20,7 @@ from deeprnn.runs.locking import lock
 from deeprnn.runs.reading import read_json
 from deeprnn.sweeps.engines import ASK, Board, Engine, Lost, Wish
 from deeprnn.sweeps.folder import SWEEP, open_study, write_sweep
-from deeprnn.sweeps.pack import Pack, Result, train_pack
+from deeprnn.sweeps.pack import Pack, Result, home_of, train_pack
 from deeprnn.sweeps.spec import Spec, members
 from deeprnn.sweeps.storage import Store
 from deeprnn.sweeps.study import Study, Trial, best
@@ -136,6 +136,7 @@ class _Coordinator:
         self.attempts: dict[int, int] = {}
         self.curves: dict[tuple[int, int], float] = {}
         """of a pack and its member: the best score so far"""
+        self.with_parameters = self._folders_with_parameters()
         self.interrupted = False
 
     def run(self) -> None:
@@ -297,7 +298,7 @@ class _Coordinator:
         self._remove_pack(self.settings.folder / pack.folder)
         if self.store is not None:
             self._fetch(pack)
-        self._drop_parameters()
+        self._drop_parameters(pack.trials)
 
     def _take_apart(self, pack: Pack, alive: Collection[int], why: str) -> None:
         """Train the trials of a pack that crashed each by itself: only the one at fault shall fail."""
@@ -334,14 +335,20 @@ class _Coordinator:
             self.store.download(home, self.settings.folder / home)
         self.store.remove(pack.folder)
 
-    def _drop_parameters(self) -> None:
+    def _folders_with_parameters(self) -> set[int]:
+        places = (self.settings.folder / "trials").glob("**/best.*")
+        names = {path.relative_to(self.settings.folder / "trials").parts[0] for path in places}
+        return {int(name) for name in names if name.isdecimal()}
+
+    def _drop_parameters(self, ended: Collection[int]) -> None:
         """Keep the parameters of the best trials alone: a thousand models are many gigabytes."""
+        self.with_parameters |= {*ended}
         trials = self.study.trials()
         keep = {t.number for t in best(trials, KEPT)} | {t.number for t in trials if t.state == "running"}
-        for path in (self.settings.folder / "trials").glob("**/best.*"):
-            trial = path.relative_to(self.settings.folder / "trials").parts[0]
-            if trial.isdecimal() and int(trial) not in keep:
+        for number in self.with_parameters - keep:
+            for path in (self.settings.folder / home_of(number)).glob("**/best.*"):
                 path.unlink(missing_ok=True)
+        self.with_parameters &= keep
 
 
 def _told(error: BaseException) -> str:
