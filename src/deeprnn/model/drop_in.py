@@ -195,7 +195,7 @@ class GRU(DropIn):
         backend: str = "auto",
     ) -> None:
         if proj_size:
-            raise ValueError("proj_size argument is only supported for LSTM, not GRU")
+            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
         super().__init__("GRU", GRUCell, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
                          0, intermediate_sizes, device, dtype, backend)  # fmt: skip
 

@@ -132,9 +132,9 @@ class Recurrent(SequenceLayer):
         each = [cell.initial_state(x.shape[1]) for cell in self.cells]
         return [torch.stack(h).to(x.device) for h in zip(*each, strict=True)]
 
-    def weights_dtype(self) -> torch.dtype:
-        """The type of the first parameter; a replica of `nn.DataParallel` has none in its list."""
-        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    def first_weight(self) -> Tensor | None:
+        """The first parameter that has gradients; a replica of `nn.DataParallel` has none in its list."""
+        return next((p for p in self.parameters() if p.is_floating_point()), None)
 
     def explain(self) -> str:
         """What is computed before the loop, what in every step, what backward saves, and by which backend.
