@@ -17,7 +17,7 @@ PIECE_BEATS = 8  # how much of a named piece is given when nobody says
 
 
 def run_data(run: Run) -> MusicData | TextData:
-    """The data a run may see (a search's none of the test part), read again; a UserError where it is not to be found."""
+    """The data a run may see (a search's: no test part), read again; a UserError where it is not to be found."""
     from deeprnn.data import TextData
     from deeprnn.training.evaluate import visible
     from deeprnn.training.recipe import Recipe

@@ -14,6 +14,7 @@ from textwrap import fill
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.cells import Row, Verdict, rows, verdicts
+from deeprnn.reproduction.deviations import MARK
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
 from deeprnn.reproduction.statistics import deviation, mean
@@ -27,8 +28,6 @@ CAPTIONS = {
     3: "Table 3, Penn Treebank: bits per character and perplexity, test",
 }
 NONE = "—"
-MARK = "†"
-"""after a number that has runs cut off by time, or of code with changes in no commit"""
 TWICE = (("train", 201, "valid", 3), ("train", 267, "test", 99))
 """songs of Nottingham that stand in two splits, counted from 0; a test finds them in the data"""
 

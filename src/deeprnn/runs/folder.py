@@ -414,18 +414,22 @@ def commit() -> str | None:
         return told
     file = Path(__file__)
     package = file.parents[1]
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(package), *words], capture_output=True, text=True, timeout=10
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "--short=12", "HEAD")
-    if head is None or git("ls-files", "--error-unmatch", str(file)) is None:
+    head = _git(package, "rev-parse", "--short=12", "HEAD")
+    if head is None or _git(package, "ls-files", "--error-unmatch", str(file)) is None:
         return None  # installed somewhere inside another project's checkout
-    changes = git("status", "--porcelain", "--", str(package))
+    changes = _git(package, "status", "--porcelain", "--", str(package))
     return None if changes is None else f"{head}+" if changes else head
+
+
+def has_changes(path: Path) -> bool:
+    """Whether a file lies in a git checkout and is in no commit as it is now."""
+    return bool(_git(path.absolute().parent, "status", "--porcelain", "--", path.name))
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says there, None where it does not know."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.statistics import mean, plus_minus
-from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, results, title
+from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, remarks, results, title
 from deeprnn.reproduction.study.dynamic import read_dynamic
 from deeprnn.reproduction.study.jobs import Runs
 from deeprnn.reproduction.study.plan_file import Contender, Goal, Study, member_key, members, read_study
@@ -39,7 +39,7 @@ def table(study: Study, ledger: Path) -> str:
     ]
     for goal in study.goals:
         lines.append("| " + " | ".join(_cells(goal, outcome, runs, dynamic)) + " |")
-    return "\n".join(lines) + f"\n\n{_state(outcome, runs)}\n"
+    return "\n\n".join(["\n".join(lines), *remarks(outcome.scores), _state(outcome, runs)]) + "\n"
 
 
 def _cells(goal: Goal, outcome: Results, runs: Runs, dynamic: Mapping[str, Any]) -> list[str]:
