@@ -381,7 +381,7 @@ def test_processors_with_narrower_vectors(vector_bytes, registers, monkeypatch):
     if vector_bytes > machine.machine().vector_bytes:
         pytest.skip("this processor has no vectors so wide")
     narrow = machine.Machine(vector_bytes, registers)
-    for name in ("_forward_program", "_backward_program"):  # plans are made anew
+    for name in ("forward_program", "backward_program"):  # plans are made anew
         monkeypatch.setattr(run, name, getattr(run, name).__wrapped__)
     monkeypatch.setattr(machine, "machine", lambda: narrow)
     for case in [*grid.cases()[7::67], *grid.cases_of(cells_by_hand.by_name())[1::4]]:
@@ -395,7 +395,7 @@ def test_compiled_code_is_found_again_and_damage_is_noticed(monkeypatch, tmp_pat
     monkeypatch.setenv("DEEPRNN_CACHE", str(tmp_path))
     compiled, compile_text = [], machine.compiled
     monkeypatch.setattr(machine, "compiled", lambda text: compiled.append(1) or compile_text(text))
-    for name in ("_forward_program", "_backward_program"):
+    for name in ("forward_program", "backward_program"):
         monkeypatch.setattr(run, name, getattr(run, name).__wrapped__)
     inputs = inputs_for(LSTM)
 

@@ -44,11 +44,12 @@ def call_directly(
     """
     if wired.wiring is None or input.dim() != 3:
         return None
-    own = layer.__dict__[
-        "_parameters"
-    ]  # read at every call; what hooks or replicas put elsewhere is not found
-    parameters = [own.get(name) for name in wired.names]
     x = input.transpose(0, 1) if batch_first else input
+    if x.shape[0] == 1 and x.device.type == "cpu":  # `single_step` serves it
+        return None
+    # Read at every call; what hooks or replicas put elsewhere is not results.
+    own = layer.__dict__["_parameters"]
+    parameters = [own.get(name) for name in wired.names]
     results = direct(wired.wiring, x, states, parameters, backend)
     if results is None or not batch_first:
         return results

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from deeprnn.backends.cpu.jit.pointwise import Pointwise, Read, Write, value_leaf
 from deeprnn.backends.gradients import shared_products
 from deeprnn.cells.adjoint import Adjoint, adjoint
-from deeprnn.cells.description import CellDescription, Output, Rows, Vector
+from deeprnn.cells.description import CellDescription, Output, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, in_order, replace
 
 
@@ -23,8 +23,9 @@ class Operand(NamedTuple):
     """A tensor of a pass, by what it is; `width` numbers a row (marks: a byte)."""
 
     kind: str
-    """"A", "first" (state), "vector", "mask", "marks", "matrix", "output", "saved"; backward also "gradient" (of an
-    output, from outside), "delta", "carry", "local", "first_gradient" """
+    """"A", or "input", "input_matrix" and "bias" where A is computed in the loop; "first" (state), "vector", "mask",
+    "marks", "matrix", "output", "saved"; backward also "gradient" (of an output, from outside), "delta", "carry",
+    "local", "first_gradient" """
     index: int = 0
     width: int = 0
 
@@ -61,6 +62,41 @@ class LoweredStage(NamedTuple):
     pointwise: Pointwise
     travels: bool
     """whether sums elsewhere read what it writes"""
+
+
+class InputEntry(NamedTuple):
+    """An input that enters through matrices: A's columns are the x U_kᵀ side by side, plus biases."""
+
+    inputs: int
+    """numbers of x in a step and row"""
+    heights: tuple[int, ...]
+    """rows of each U"""
+    biases: tuple[tuple[int, int], ...]
+    """(first column of A, how many) of each"""
+
+    def matrix_row(self, entry: Rows, size: int) -> tuple[int, int] | None:
+        """The number of the U that makes these columns of A, and its first row; None where no single one does."""
+        start = 0
+        for k, height in enumerate(self.heights):
+            if start <= entry.start and entry.start + (size - 1) * entry.step < start + height:
+                return k, entry.start - start
+            start += height
+        return None
+
+    def fits(self, cell: CellDescription) -> bool:
+        """Whether each pre-activation's columns come from one U, and from whole biases or none of them."""
+        for stage in cell.stages:
+            for entry in (a.entry for a in stage.preactivations):
+                if entry is None:
+                    continue
+                last = entry.start + (stage.size - 1) * entry.step
+                if self.matrix_row(entry, stage.size) is None:
+                    return False
+                for start, count in self.biases:
+                    inside = start <= entry.start and last < start + count
+                    if not inside and start <= last and entry.start < start + count:
+                        return False
+        return True
 
 
 class Pass(NamedTuple):
@@ -107,18 +143,18 @@ class _StageBuilder:
         )
 
 
-def forward_pass(cell: CellDescription, keep: bool) -> Pass:
-    """Every output and, with `keep`, what the backward pass needs."""
+def forward_pass(cell: CellDescription, keep: bool, through: InputEntry | None = None) -> Pass:
+    """Every output and, with `keep`, what backward needs; of A, or of an input that enters `through` matrices."""
     own = adjoint(cell)
     saved = own.saved if keep else ()
     operands = [
-        Operand("A", 0, cell.entry_width),
+        *_entering(cell, through),
         *_given(cell),
         *(_output(cell, o) for o in cell.outputs),
         *(_saved(cell, own, place) for place in saved),
         *_matrices(cell),
     ]
-    stages = tuple(_forward_stage(cell, own, s, keep) for s in range(len(cell.stages)))
+    stages = tuple(_forward_stage(cell, own, s, keep, through) for s in range(len(cell.stages)))
     return Pass((*operands, ZEROS), stages, (), backward=False)
 
 
@@ -140,6 +176,18 @@ def backward_pass(cell: CellDescription) -> Pass:
         *_matrices(cell),
     ]
     return Pass((*operands, ZEROS), stages, final, backward=True)
+
+
+def _entering(cell: CellDescription, through: InputEntry | None) -> list[Operand]:
+    """What enters from outside the recurrence."""
+    if through is None:
+        return [Operand("A", 0, cell.entry_width)]
+    matrices = [Operand("input_matrix", k, through.inputs) for k in range(len(through.heights))]
+    return [Operand("input", 0, through.inputs), *matrices, *_biases(through)]
+
+
+def _biases(through: InputEntry) -> list[Operand]:
+    return [Operand("bias", i, count) for i, (_, count) in enumerate(through.biases)]
 
 
 def _given(cell: CellDescription) -> list[Operand]:
@@ -183,31 +231,58 @@ def _leaf(cell: CellDescription, own: Adjoint, builder: _StageBuilder, node: Exp
 # ---- forward
 
 
-def _forward_stage(cell: CellDescription, own: Adjoint, s: int, keep: bool) -> LoweredStage:
+def _forward_stage(
+    cell: CellDescription, own: Adjoint, s: int, keep: bool, through: InputEntry | None
+) -> LoweredStage:
     stage, builder = cell.stages[s], _StageBuilder()
     results = [(e, View(_output(cell, (s, k)))) for k, e in enumerate(stage.outputs)]
     if keep:
         results += [(e, View(_saved(cell, own, (s, k)))) for k, e in enumerate(own.stages[s].saved)]
-    numbers: dict[int, int] = {}  # of the sum that belongs to a pre-activation
+    summed: list[int] = []  # pre-activations that have a sum
     for node in in_order([e for e, _ in results]):
         if node.op == "preactivation":
             (i,) = node.value  # type: ignore[misc]
-            reads = []
-            if stage.preactivations[i].products:
-                numbers[i] = len(numbers)
-                reads.append(Read(numbers[i], is_sum=True))
-            if (entry := stage.preactivations[i].entry) is not None:
-                reads.append(builder.read(View(Operand("A", 0, cell.entry_width), entry.start), entry.step))
+            products, entry = stage.preactivations[i].products, stage.preactivations[i].entry
+            # Biases first: their sum is rounded as that of the parameters is where a caller adds them.
+            reads = [] if entry is None else _entry_reads(cell, builder, entry, through)
+            if products or (through is not None and entry is not None):
+                reads.append(Read(len(summed), is_sum=True))
+                summed.append(i)
             builder.values[node] = tuple(reads)
         elif node.is_leaf and node.op != "constant":
             builder.values[node] = (_leaf(cell, own, builder, node),)
     pointwise = builder.pointwise([(e, (Write(builder.slot(view)),)) for e, view in results])
-    sums = tuple(
-        tuple(_forward_term(cell, builder, product) for product in stage.preactivations[i].products)
-        for i in numbers
-    )
+    sums = tuple(_forward_terms(cell, builder, stage, i, through) for i in summed)
     travels = any(o.stage == s for o in cell.travelling)
     return LoweredStage(stage.size, tuple(builder.views), sums, pointwise, travels)
+
+
+def _entry_reads(
+    cell: CellDescription, builder: _StageBuilder, entry: Rows, through: InputEntry | None
+) -> list[Read]:
+    """What of an entry is read from memory: A, or the biases, where A's products are part of the sum."""
+    if through is None:
+        return [builder.read(View(Operand("A", 0, cell.entry_width), entry.start), entry.step)]
+    return [
+        builder.read(View(bias, entry.start - start), entry.step)
+        for bias, (start, count) in zip(_biases(through), through.biases, strict=True)
+        if start <= entry.start < start + count
+    ]
+
+
+def _forward_terms(
+    cell: CellDescription, builder: _StageBuilder, stage: Stage, i: int, through: InputEntry | None
+) -> tuple[Term, ...]:
+    own = stage.preactivations[i]
+    terms = [_forward_term(cell, builder, product) for product in own.products]
+    if through is not None and own.entry is not None:
+        place = through.matrix_row(own.entry, stage.size)
+        assert place is not None  # as `InputEntry.fits` says
+        k, row = place
+        view = builder.slot(View(Operand("input", 0, through.inputs)))
+        matrix = Operand("input_matrix", k, through.inputs)
+        terms.append(Term(view, None, through.inputs, matrix, row, 0, own.entry.step))
+    return tuple(terms)
 
 
 def _forward_term(cell: CellDescription, builder: _StageBuilder, product) -> Term:

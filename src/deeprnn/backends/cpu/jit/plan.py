@@ -18,6 +18,10 @@ WEIGHTS = Operand("weights")
 """packed weights: the last tensor of a call"""
 
 
+TIMED = ("A", "input", "marks", "mask", "output", "saved", "gradient", "delta", "carry")
+"""kinds of operands that have rows of their own in every step"""
+
+
 class Panels(NamedTuple):
     """How the units of a stage are cut: `count` panels, the first `wide` one vector wider than `width`."""
 
@@ -157,10 +161,10 @@ class Planned:
 
     def strides(self, operand: Operand) -> Strides:
         """Of a tensor as a call brings it: contiguous, with time first, then rows."""
-        if operand in self.absent or operand.kind == "vector":
+        if operand in self.absent or operand.kind in ("vector", "bias"):
             return Strides(0, 0)
         row = 1 if operand.kind == "marks" else operand.width * self.number.size
-        timed = operand.kind in ("A", "marks", "mask", "output", "saved", "gradient", "delta", "carry")
+        timed = operand.kind in TIMED
         return Strides(row * self.sharing.batch if timed and operand not in self.timeless else 0, row)
 
     def _view(self, view: View) -> list[int]:
