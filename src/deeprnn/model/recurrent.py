@@ -147,7 +147,7 @@ class Recurrent(SequenceLayer):
 class RHN(Recurrent):
     """A recurrent highway network (`cells.highway.RHN`): `depth` gated layers between one state and the next.
 
-    `options` are the cell's: `recurrent_dropout`, `zoneout`, `device`, `dtype`.
+    `recurrent_dropout` and `zoneout` are probabilities of the cell, in training.
     """
 
     takes_symbols = False
@@ -162,9 +162,18 @@ class RHN(Recurrent):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
         backend: str = "auto",
-        **options: Any,
     ) -> None:
+        options = {
+            "recurrent_dropout": recurrent_dropout,
+            "zoneout": zoneout,
+            "device": device,
+            "dtype": dtype,
+        }
         cell = RHNCell(input_size, hidden_size, depth, **options)
         super().__init__(cell, num_layers, batch_first, bidirectional, dropout, backend)
         self.hidden_size, self.depth = hidden_size, depth
