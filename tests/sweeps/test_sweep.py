@@ -29,7 +29,7 @@ from deeprnn.sweeps import run as coordinator
 from deeprnn.sweeps.engines import Lost
 from deeprnn.sweeps.engines.local import LocalEngine
 from deeprnn.sweeps.folder import open_study
-from deeprnn.sweeps.html import sweep_html
+from deeprnn.sweeps.html import sweep_html, top_of
 from deeprnn.sweeps.pack import Pack, train_pack
 from deeprnn.sweeps.spec import load_spec
 from deeprnn.sweeps.storage import Store
@@ -487,6 +487,20 @@ def test_the_page_holds_every_trial_and_no_address(tmp_path):
     assert len(chart["lines"]) == 6
     assert all(0 <= place <= 1 for line in chart["lines"] for place in line["places"])
     assert not [word for word in page.split() if word.startswith(("src=http", "href=http"))]
+
+
+@pytest.mark.parametrize(
+    ("values", "top"),
+    [
+        ([5.0, 6, 7], 7),
+        ([5.0, 5.0], 5),
+        ([5.0] * 9 + [1e9], 1e9),
+        ([5.0] + [6.0] * 17 + [7.0, 1e9], 6),
+        ([3.0], 3),
+    ],
+)
+def test_a_trial_that_went_astray_does_not_press_the_others_together(values, top):
+    assert top_of(values) == top
 
 
 class Remembering(MemoryFileSystem):
