@@ -185,6 +185,28 @@ def _wait_for_a_report(board, device) -> int:
     return os.getpid()
 
 
+def test_a_worker_that_hangs_does_not_outlive_a_second_interrupt():
+    script = "from tests.sweeps.test_sweep import interrupt_what_hangs; interrupt_what_hangs()"
+    done = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, text=True)
+    assert done.stdout.split() == ["interrupted"], done.stderr
+
+
+def interrupt_what_hangs() -> None:
+    try:
+        with LocalEngine("cpu", 2) as engine:
+            engine.submit(_stop_oneself)
+            while not engine.board.drain():
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        print("interrupted")
+
+
+def _stop_oneself(board, device) -> None:
+    board.report(0, [])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def _kill_oneself(board, device) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

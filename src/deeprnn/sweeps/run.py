@@ -156,6 +156,8 @@ class _Coordinator:
             if self.received and not self.interrupted:
                 self.interrupted = True
                 self.engine.board.interrupt()
+                if self.running:
+                    self.view.say("saving what trains; a second time stops at once")
             if not self.interrupted:
                 self._fill()
             if not self.running:
