@@ -569,6 +569,34 @@ def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path, place):
     assert results == whole
 
 
+class Elsewhere(LocalEngine):
+    """A machine whose folders are not the coordinator's."""
+
+    root: str
+
+    def submit(self, work, *arguments):
+        pack, _, *rest = arguments
+        return super().submit(work, pack, self.root, *rest)
+
+
+def test_killed_before_a_trials_files_were_brought_here_it_still_has_them(tmp_path, monkeypatch):
+    def dies(self, place):
+        raise Killed
+
+    Elsewhere.root = str(tmp_path / "there")
+    which, store = spec(trials=6), f"file://{tmp_path}/store"
+    monkeypatch.setattr(coordinator._Coordinator, "_remove_pack", dies)
+    with pytest.raises(Killed):
+        sweep(which, tmp_path / "s", engine=Elsewhere("cpu", 1), store=store)
+    monkeypatch.undo()
+    outcome = sweep(which, tmp_path / "s", engine=Elsewhere("cpu", 1), store=store)
+    assert outcome.finished
+    assert score_winner(which, tmp_path / "s")[0]["trial"] == best(outcome.trials)[0].number
+    assert not [
+        path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.name != ".checked"
+    ]
+
+
 def test_a_store_sees_what_another_machine_wrote_since(tmp_path):
     fsspec.register_implementation("remembering", Remembering, clobber=True)
     store = Store("remembering://shared")
