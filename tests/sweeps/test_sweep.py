@@ -29,7 +29,7 @@ from deeprnn.sweeps import run as coordinator
 from deeprnn.sweeps.engines import Lost
 from deeprnn.sweeps.engines.local import LocalEngine
 from deeprnn.sweeps.folder import open_study
-from deeprnn.sweeps.html import sweep_html
+from deeprnn.sweeps.html import sweep_html, top_of
 from deeprnn.sweeps.pack import Pack, train_pack
 from deeprnn.sweeps.spec import load_spec
 from deeprnn.sweeps.storage import Store
@@ -183,6 +183,28 @@ def _wait_for_a_report(board, device) -> int:
     while not board.drain():
         time.sleep(0.05)
     return os.getpid()
+
+
+def test_a_worker_that_hangs_does_not_outlive_a_second_interrupt():
+    script = "from tests.sweeps.test_sweep import interrupt_what_hangs; interrupt_what_hangs()"
+    done = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, text=True)
+    assert done.stdout.split() == ["interrupted"], done.stderr
+
+
+def interrupt_what_hangs() -> None:
+    try:
+        with LocalEngine("cpu", 2) as engine:
+            engine.submit(_stop_oneself)
+            while not engine.board.drain():
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        print("interrupted")
+
+
+def _stop_oneself(board, device) -> None:
+    board.report(0, [])
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _kill_oneself(board, device) -> None:
@@ -489,6 +511,20 @@ def test_the_page_holds_every_trial_and_no_address(tmp_path):
     assert not [word for word in page.split() if word.startswith(("src=http", "href=http"))]
 
 
+@pytest.mark.parametrize(
+    ("values", "top"),
+    [
+        ([5.0, 6, 7], 7),
+        ([5.0, 5.0], 5),
+        ([5.0] * 9 + [1e9], 1e9),
+        ([5.0] + [6.0] * 17 + [7.0, 1e9], 6),
+        ([3.0], 3),
+    ],
+)
+def test_a_trial_that_went_astray_does_not_press_the_others_together(values, top):
+    assert top_of(values) == top
+
+
 class Remembering(MemoryFileSystem):
     """As object stores are: no renames, and a listing stays what it was until it is asked for anew."""
 
@@ -531,6 +567,34 @@ def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path, place):
     )
     assert again[0] > 1
     assert results == whole
+
+
+class Elsewhere(LocalEngine):
+    """A machine whose folders are not the coordinator's."""
+
+    root: str
+
+    def submit(self, work, *arguments):
+        pack, _, *rest = arguments
+        return super().submit(work, pack, self.root, *rest)
+
+
+def test_killed_before_a_trials_files_were_brought_here_it_still_has_them(tmp_path, monkeypatch):
+    def dies(self, place):
+        raise Killed
+
+    Elsewhere.root = str(tmp_path / "there")
+    which, store = spec(trials=6), f"file://{tmp_path}/store"
+    monkeypatch.setattr(coordinator._Coordinator, "_remove_pack", dies)
+    with pytest.raises(Killed):
+        sweep(which, tmp_path / "s", engine=Elsewhere("cpu", 1), store=store)
+    monkeypatch.undo()
+    outcome = sweep(which, tmp_path / "s", engine=Elsewhere("cpu", 1), store=store)
+    assert outcome.finished
+    assert score_winner(which, tmp_path / "s")[0]["trial"] == best(outcome.trials)[0].number
+    assert not [
+        path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.name != ".checked"
+    ]
 
 
 def test_a_store_sees_what_another_machine_wrote_since(tmp_path):

@@ -156,6 +156,8 @@ class _Coordinator:
             if self.received and not self.interrupted:
                 self.interrupted = True
                 self.engine.board.interrupt()
+                if self.running:
+                    self.view.say("saving what trains; a second time stops at once")
             if not self.interrupted:
                 self._fill()
             if not self.running:
@@ -176,6 +178,8 @@ class _Coordinator:
             pack = self._read_pack(path)
             alive = {*pack.trials} & unfinished.keys() if pack else set()
             if pack is None or not alive:
+                if pack is not None:
+                    self._fetch(pack)
                 self._remove_pack(path.parent)
                 continue
             self.stopped[pack.number] = [m for m, t in enumerate(pack.trials) if t not in unfinished]
@@ -290,14 +294,13 @@ class _Coordinator:
         if error is not None and len(alive) > 1:
             self._take_apart(pack, alive, _told(error))
             return
+        self._fetch(pack)  # before a trial counts as ended, for nobody looks for its files again then
         for trial, own in alive.items():
             if results is not None:
                 self._conclude(trial, [results[m] for m in own])
             elif error is not None:
                 self._fail(trial, _told(error))
         self._remove_pack(self.settings.folder / pack.folder)
-        if self.store is not None:
-            self._fetch(pack)
         self._drop_parameters(pack.trials)
 
     def _take_apart(self, pack: Pack, alive: Collection[int], why: str) -> None:
@@ -307,8 +310,6 @@ class _Coordinator:
             if trial.number in alive:
                 self._pack([trial])
         self._remove_pack(self.settings.folder / pack.folder)
-        if self.store is not None:
-            self.store.remove(pack.folder)
 
     def _conclude(self, trial: int, results: Sequence[Result]) -> None:
         failed = next((r for r in results if r.failed or r.valid is None), None)
@@ -327,13 +328,15 @@ class _Coordinator:
 
     def _remove_pack(self, place: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
+        if self.store is not None:
+            self.store.remove(place.relative_to(self.settings.folder).as_posix())
 
     def _fetch(self, pack: Pack) -> None:
         """Bring the members' files here from where their worker put them."""
-        assert self.store is not None
-        for home in pack.homes:
-            self.store.download(home, self.settings.folder / home)
-        self.store.remove(pack.folder)
+        if self.store is not None:
+            for home in pack.homes:
+                self.store.download(home, self.settings.folder / home)
+                self.store.remove(home)
 
     def _folders_with_parameters(self) -> set[int]:
         places = (self.settings.folder / "trials").glob("**/best.*")
