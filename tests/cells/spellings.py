@@ -276,6 +276,11 @@ FUSED: dict[str, tuple[Callable[[Any], None], Rule, tuple[int, ...]]] = {
         (HIDDEN,),
     ),
     "sums of truth values": (simple, lambda m, x, h: ((h > -1) + (m.W(h) > -9) ^ (h > 0)).to(h.dtype) * m.U(x), (HIDDEN,)),
+    "small arguments": (
+        simple,
+        lambda m, x, h: (torch.expm1(1e-9 * m.W(h)) + torch.log1p(1e-9 * m.U(x) + 1e-9 * h)) * 1e8,
+        (HIDDEN,),
+    ),
     "softplus that ends early": (simple, lambda m, x, h: F.softplus(m.W(h) + m.U(x), 3, 0.5), (HIDDEN,)),
     "constant factor of a product": (simple, lambda m, x, h: m.W(0 * h) + m.U(x), (HIDDEN,)),
     "constant condition": (simple, lambda m, x, h: F.hardsigmoid(h * 0 + 3.0) * m.U(x) + 0.1 * h, (HIDDEN,)),

@@ -40,10 +40,10 @@ def restorer(value: Any) -> Callable[[], None]:
         generator, numbers = value.bit_generator, value.bit_generator.state
         return lambda: setattr(generator, "state", numbers)
     if isinstance(value, torch.Generator):
-        numbers = value.get_state()
+        drawn = value.get_state()
 
         def restore() -> None:
-            value.set_state(numbers)
+            value.set_state(drawn)
 
         return restore
     known = value.get_state(legacy=False)

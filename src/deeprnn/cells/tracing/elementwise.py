@@ -101,7 +101,7 @@ def _power(a: Expression, b: E) -> Expression:
 
 def _exp_below_zero(x: Expression) -> Expression:
     """eˣ − 1 for x ≤ 0, and 0 elsewhere: nothing overflows in a branch that is not taken."""
-    return apply("exp", _select(_greater(x, 0.0), 0.0, x)) - 1.0
+    return apply("expm1", _select(_greater(x, 0.0), 0.0, x))
 
 
 def _elu(x: Expression, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Expression:
@@ -163,9 +163,9 @@ EXPRESSIONS: dict[str, Callable[..., Expression]] = {
     "pow": lambda a, b: _power(a, b) if isinstance(a, Expression) else apply("exp", b * math.log(a)),
     "exp": _f("exp"),
     "exp2": lambda a: apply("exp", a * math.log(2)),
-    "expm1": lambda a: apply("exp", a) - 1.0,
+    "expm1": _f("expm1"),
     "log": _f("log"),
-    "log1p": lambda a: apply("log", a + 1.0),
+    "log1p": _f("log1p"),
     "log2": lambda a: apply("log", a) * (1 / math.log(2)),
     "sigmoid": _f("sigmoid"),
     "tanh": _f("tanh"),
