@@ -162,6 +162,7 @@ def sample(name: str, i: int, dtype: torch.dtype) -> torch.Tensor:
         x = 0.1 + 2.0 * torch.rand(301, generator=generator, dtype=torch.float64)
         return (x + 1.0 if name == "lp" and i == 0 else x).float().to(dtype)
     x = torch.randn(301, generator=generator, dtype=torch.float64)
+    x = x.abs() if name == "log1p" else x
     return (x * 10.0 ** torch.linspace(-6, 1, 301, dtype=torch.float64)).float().to(dtype)
 
 
