@@ -83,8 +83,7 @@ def test_the_direct_way_has_the_bits_of_the_ordinary_one(name, entering):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     with torch.no_grad():
         assert all(torch.equal(layer(x)[0], first[0]) for _ in range(2))
-    if name in ("rnn", "gru", "lstm", "dts"):
-        assert layer(x)[0].grad_fn.name() == "DirectUnrollBackward"
+    assert layer(x)[0].grad_fn.name() == "DirectUnrollBackward"
 
 
 @EACH

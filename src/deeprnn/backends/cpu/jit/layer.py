@@ -61,6 +61,7 @@ class LayerCall:
         self.through = InputEntry(inputs, heights, tuple((p.column, p.count) for p in wiring.biases))
         self.input_numbers = inputs * sum(heights)
         self.backward_program = backward_program(self.cell.text)
+        self._forward_programs: dict[tuple[bool, bool], Program] = {}
         self.sums = weight_sums.WeightSums(wiring, inputs, dtype)
         self.outputs = len(self.cell.outputs)
 
@@ -69,7 +70,12 @@ class LayerCall:
         return self._forward_program(keep, False).results
 
     def _forward_program(self, keep: bool, in_loop: bool) -> Program:
-        return forward_program(self.cell.text, keep, self.through, in_loop)
+        key = keep, in_loop
+        if (program := self._forward_programs.get(key)) is None:
+            program = self._forward_programs[key] = forward_program(
+                self.cell.text, keep, self.through, in_loop
+            )
+        return program
 
     def forward(self, given: Given, results: Sequence[int], keep: bool) -> None:
         """Fill sequences of these widths, each (T, B, width) at an address."""
