@@ -9,7 +9,7 @@ pytest.importorskip("llvmlite")
 import deeprnn
 from deeprnn.backends import direct
 from deeprnn.backends.cpu.jit import layer as layer_module
-from deeprnn.backends.cpu.jit import machine, projecting, sharing
+from deeprnn.backends.cpu.jit import machine, sharing
 from deeprnn.backends.cpu.jit.lowering import InputEntry
 from deeprnn.backends.cpu.jit.weight_sums import WeightSums, serves
 from deeprnn.backends.wiring import Piece, Wiring
@@ -41,15 +41,11 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=[0, 2**16], ids=["product before the loop", "product in the loop"])
+@pytest.fixture(params=[True, False], ids=["product in the loop", "product before the loop"])
 def entering(request, monkeypatch):
     """Both ways of an input."""
-    monkeypatch.setattr(layer_module, "MOST_IN_LOOP", request.param)
-    projecting._call.cache_clear()
-    layer_module.layer_call.cache_clear()
-    yield request.param
-    projecting._call.cache_clear()
-    layer_module.layer_call.cache_clear()
+    monkeypatch.setattr(layer_module, "MOST_IN_LOOP", 0)
+    monkeypatch.setattr(layer_module, "ROWS_IN_LOOP", 1 if request.param else 1000)
 
 
 def results(layer, x, *rest):
@@ -87,19 +83,22 @@ def test_the_direct_way_has_the_bits_of_the_ordinary_one(name, entering):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     with torch.no_grad():
         assert all(torch.equal(layer(x)[0], first[0]) for _ in range(2))
-    if name in ("rnn", "gru", "lstm", "dts"):
-        assert layer(x)[0].grad_fn.name() == "DirectUnrollBackward"
+    assert layer(x)[0].grad_fn.name() == "DirectUnrollBackward"
 
 
 @EACH
-def test_a_row_has_the_bits_it_has_in_another_batch(name):
+@pytest.mark.parametrize("most", [0, 2**20])
+def test_a_row_has_the_bits_it_has_in_another_batch(name, most, monkeypatch):
+    """Where the input's product is computed depends on the batch, too."""
+    monkeypatch.setattr(layer_module, "MOST_IN_LOOP", most)
     layer, x = LAYERS[name](), torch.randn(4, 13, 5)
     with torch.no_grad():
-        assert torch.equal(layer(x)[0][:, 5:8], layer(x[:, 5:8].contiguous())[0])
+        for rows in (slice(5, 8), slice(12, 13), slice(0, 8)):
+            assert torch.equal(layer(x)[0][:, rows], layer(x[:, rows].contiguous())[0])
 
 
 @EACH
-def test_threads_change_no_bit(name, threads, monkeypatch):
+def test_threads_change_no_bit(name, entering, threads, monkeypatch):
     monkeypatch.setattr(sharing, "WORK_PER_THREAD", 1)
     layer, x = LAYERS[name](), torch.randn(150, 5, 5)
     found = []

@@ -14,6 +14,7 @@ from deeprnn.cells.cell import Cell
 from deeprnn.cells.highway import RHN as RHNCell
 from deeprnn.errors import UserError
 from deeprnn.model.cell_loop import call_cell, unroll_cell
+from deeprnn.model.direct_call import call_cell_directly
 from deeprnn.model.explain import explain
 from deeprnn.model.sequence_layer import SequenceLayer, Unrolled
 
@@ -97,7 +98,25 @@ class Recurrent(SequenceLayer):
         which a new sequence begins, `lengths` says where padded sequences end: outputs behind are zero. The third
         result has, for every level and direction, all states and then all other outputs of the cell's stages.
         """
+        if reset is None and lengths is None and return_all_states is False:  # torch.fx may give stand-ins
+            done = self._call_directly(input, state)
+            if done is not None:
+                return done
         return self.results(input, state, reset, lengths, return_all_states)
+
+    def _call_directly(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
+        """Output and last states by the short way, None where there is none for this call."""
+        if torch.compiler.is_compiling() or type(self) not in (Recurrent, RHN) or len(self.cells) != 1:
+            return None
+        cell = self.cells[0]
+        if cell.output is not None:
+            return None
+        states = state if state is None or isinstance(state, (tuple, list)) else [state]
+        found = call_cell_directly(cell, input, states, self.batch_first, self.backend)
+        if found is None:
+            return None
+        output, last = found
+        return output, self._as_state(last)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """One step, for streaming: x (B, I) or symbols (B,), the state as `forward` takes and gives it."""

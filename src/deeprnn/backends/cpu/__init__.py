@@ -83,7 +83,7 @@ class Cpu:
             return False
         from deeprnn.backends.cpu.jit import projecting
 
-        return projecting.call_of(case.cell, projection, case.dtype) is not None
+        return projecting.call_of(case.cell, projection, inputs, case.dtype) is not None
 
     def forward_with_projection(
         self, projection_case: ProjectionCase, projection: InputProjection, inputs: Inputs, keep: bool

@@ -1,8 +1,8 @@
 """A layer's call by machine code: the input's product, the loop and, backward, the gradients of all parameters.
 
-An input whose matrices are small enters in the loop itself: its product is part of each step's sums, and A is never
-written. Larger ones are multiplied before the loop, so that a step of few rows reads no more weights than it has to.
-Which of the two follows from the shapes of matrices alone, so a row has the same bits in every batch.
+With many rows in a step the input's product is part of the step's sums, and A is never written. With few rows a step
+would read more weights than it uses, so they are multiplied before the loop, in tiles of rows of several steps. The
+bits are the same.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from torch import Tensor
 
 from deeprnn.backends.cpu.jit import weight_sums
 from deeprnn.backends.cpu.jit.lowering import InputEntry
-from deeprnn.backends.cpu.jit.run import backward_program, forward_program
+from deeprnn.backends.cpu.jit.run import Program, backward_program, forward_program, input_program
+from deeprnn.backends.cpu.jit.tables import TALLEST
 from deeprnn.backends.wiring import Wiring
 
-MOST_IN_LOOP = 2**16
-"""numbers of the input's matrices up to which they stay in the second cache beside the cell's own"""
+ROWS_IN_LOOP = TALLEST
+"""rows of a batch from which the input's product belongs in the loop: a tile there is as tall as one before it"""
+MOST_IN_LOOP = 2**13
+"""numbers of the input's matrices up to which it does with fewer rows too: they stay in the first cache"""
 
 
 class Given(NamedTuple):
@@ -55,34 +58,54 @@ class LayerCall:
     def __init__(self, wiring: Wiring, inputs: int, dtype: torch.dtype):
         self.wiring, self.cell, self.dtype = wiring, wiring.cell, dtype
         heights = tuple(wiring.shapes[i][0] for i in wiring.U)
-        through = InputEntry(inputs, heights, tuple((p.column, p.count) for p in wiring.biases))
-        in_loop = inputs * sum(heights) <= MOST_IN_LOOP and through.fits(self.cell)
-        self.through = through if in_loop else None
-        text = self.cell.text
-        self.forward_programs = [forward_program(text, keep, self.through) for keep in (False, True)]
-        self.backward_program = backward_program(text)
+        self.through = InputEntry(inputs, heights, tuple((p.column, p.count) for p in wiring.biases))
+        self.input_numbers = inputs * sum(heights)
+        self.backward_program = backward_program(self.cell.text)
+        self._forward_programs: dict[tuple[bool, bool], Program] = {}
         self.sums = weight_sums.WeightSums(wiring, inputs, dtype)
         self.outputs = len(self.cell.outputs)
 
     def widths(self, keep: bool) -> list[int]:
         """Of every output and, with `keep`, of what else the backward pass reads."""
-        return self.forward_programs[keep].results
+        return self._forward_program(keep, False).results
+
+    def _forward_program(self, keep: bool, in_loop: bool) -> Program:
+        key = keep, in_loop
+        if (program := self._forward_programs.get(key)) is None:
+            program = self._forward_programs[key] = forward_program(
+                self.cell.text, keep, self.through, in_loop
+            )
+        return program
 
     def forward(self, given: Given, results: Sequence[int], keep: bool) -> None:
         """Fill sequences of these widths, each (T, B, width) at an address."""
-        program, size = self.forward_programs[keep], given.x.element_size()
+        size, (steps, batch, _) = given.x.element_size(), given.x.shape
+        in_loop = batch >= ROWS_IN_LOOP or self.input_numbers <= MOST_IN_LOOP
+        program = self._forward_program(keep, in_loop)
         places = [p.data_ptr() for p in given.parameters]
-        A = None
-        if self.through is None:
-            with torch.no_grad():
-                A = self.wiring.enter(given.x, given.parameters)
-            entering = [A.data_ptr()]
+        matrices = [places[i] for i in self.wiring.U]
+        A = None if in_loop else torch.empty((steps * batch, self.cell.entry_width), dtype=self.dtype)
+        if A is None:
+            entering = [given.x.data_ptr(), *matrices]
         else:
-            entering = [given.x.data_ptr(), *[places[i] for i in self.wiring.U]]
-            entering += [places[i] + size * start for i, start, _, _ in self.wiring.biases]
+            self._multiply(given.x, matrices, A)
+            entering = [A.data_ptr()]
+        entering += [places[i] + size * start for i, start, _, _ in self.wiring.biases]
         addresses = [*entering, *self._given(given, places), *results, *self._matrices(places)]
-        steps, batch, _ = given.x.shape
         program.run_at(addresses, self.dtype, steps, batch, self._timeless(program.masks, given))
+
+    def _multiply(self, x: Tensor, matrices: Sequence[int], A: Tensor) -> None:
+        """Fill A, less its biases: equal chunks of whole tiles, which threads share as members, then the rest."""
+        program, rows, size = input_program(self.through), A.shape[0], x.element_size()
+        x_row, A_row = size * x.shape[-1], size * A.shape[1]
+        chunks = max(1, min(torch.get_num_threads(), rows // TALLEST // TALLEST))
+        tiles = rows // TALLEST // chunks
+        chunk, first = tiles * TALLEST, chunks * tiles * TALLEST
+        distances = [chunk * x_row, 0, chunk * A_row, *[0] * len(matrices)]
+        whole = [x.data_ptr(), None, A.data_ptr(), *matrices]
+        program.run_at(whole, self.dtype, tiles, TALLEST, members=chunks, distances=distances)
+        rest = [x.data_ptr() + first * x_row, None, A.data_ptr() + first * A_row, *matrices]
+        program.run_at(rest, self.dtype, 1, rows - first)
 
     def backward(
         self, given: Given, stored: Sequence[int], gradients: Sequence[Tensor | None], wants_parameters: bool
@@ -141,4 +164,7 @@ class LayerCall:
 @lru_cache(maxsize=1024)
 def layer_call(wiring: Wiring, inputs: int, dtype: torch.dtype) -> LayerCall | None:
     """The calls of a wiring; None where a parameter's gradient is no single sum over the rows."""
-    return LayerCall(wiring, inputs, dtype) if weight_sums.serves(wiring) else None
+    if not weight_sums.serves(wiring):
+        return None
+    call = LayerCall(wiring, inputs, dtype)
+    return call if call.through.fits(wiring.cell) else None

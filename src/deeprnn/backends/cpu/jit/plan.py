@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from deeprnn.backends.cpu.jit import machine, pointwise, tables, tiles
@@ -41,8 +40,7 @@ class Panels(NamedTuple):
         return [w for w, n in ((self.width + 1, self.wide), (self.width, self.count - self.wide)) if w and n]
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(NamedTuple):
     """How the work of a call is shared."""
 
     batch: int

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from deeprnn.backends.cpu.jit.layer import Given, LayerCall, layer_call
 from deeprnn.backends.protocol import InputProjection, Inputs, ProjectionCase
-from deeprnn.backends.wiring import Piece, Wiring
+from deeprnn.backends.wiring import projection_wiring
 from deeprnn.cells.description import CellDescription
 
 unflatten = torch._C._nn.unflatten_dense_tensors  # type: ignore[attr-defined]
 
 
-def call_of(cell: CellDescription, projection: InputProjection, dtype: torch.dtype) -> LayerCall | None:
+def call_of(
+    cell: CellDescription, projection: InputProjection, given: Inputs, dtype: torch.dtype
+) -> LayerCall | None:
     """The call that serves these tensors, None where none does."""
     x, U, b, inputs = projection.x, projection.U, projection.b, projection.x.shape[-1]
     heights = tuple(u.shape[0] for u in U)
     expected = [(n,) for n in (*heights, *heights[:1])]
-    if not x.numel() or x.dim() != 3 or any(tensor.dtype != dtype for tensor in projection.tensors):
+    numbers = (*projection.tensors, *given.states, *given.matrices, *given.vectors, *given.masks)
+    if not x.numel() or x.dim() != 3 or any(tensor.dtype != dtype for tensor in numbers):
         return None
     if any(u.shape != (n, inputs) for u, n in zip(U, heights, strict=True)):
         return None
@@ -31,21 +32,10 @@ def call_of(cell: CellDescription, projection: InputProjection, dtype: torch.dty
     return _call(cell, heights, len(b), inputs, dtype)
 
 
-@lru_cache(maxsize=1024)
 def _call(
     cell: CellDescription, heights: tuple[int, ...], biases: int, inputs: int, dtype: torch.dtype
 ) -> LayerCall | None:
-    """Parameters in order: U, b, matrices, vectors."""
-    columns = [0, *accumulate(heights)][: len(heights)]
-    count = len(heights)
-    pieces = [Piece(count + i, 0, heights[i % count], columns[i % count]) for i in range(biases)]
-    first = count + biases
-    shapes = [(n, inputs) for n in heights] + [(piece.count,) for piece in pieces]
-    shapes += [*cell.matrices, *((n,) for n in cell.vectors)]  # type: ignore[list-item]
-    matrices = tuple(range(first, first + len(cell.matrices)))
-    vectors = tuple(Piece(first + len(matrices) + i, 0, n) for i, n in enumerate(cell.vectors))
-    wiring = Wiring(cell, tuple(shapes), tuple(range(count)), matrices, tuple(pieces), vectors)
-    return layer_call(wiring, inputs, dtype)
+    return layer_call(projection_wiring(cell, heights, biases, inputs), inputs, dtype)
 
 
 def forward(case: ProjectionCase, projection: InputProjection, inputs: Inputs, keep: bool) -> list[Tensor]:

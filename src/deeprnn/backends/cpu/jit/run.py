@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.cpu.jit import executor, machine, threads
-from deeprnn.backends.cpu.jit.lowering import InputEntry, Pass, backward_pass, forward_pass
+from deeprnn.backends.cpu.jit.lowering import InputEntry, Pass, backward_pass, forward_pass, input_pass
 from deeprnn.backends.cpu.jit.number import NUMBERS
 from deeprnn.backends.cpu.jit.plan import Planned, Sharing
 from deeprnn.backends.cpu.jit.sharing import share
@@ -54,9 +54,17 @@ def backward(
 
 
 @lru_cache(maxsize=1024)
-def forward_program(text: str, keep: bool, through: InputEntry | None = None) -> Program:
+def forward_program(
+    text: str, keep: bool, through: InputEntry | None = None, in_loop: bool = False
+) -> Program:
     """A cell's forward pass; see `lowering.forward_pass`."""
-    return Program(forward_pass(from_text(text), keep, through))
+    return Program(forward_pass(from_text(text), keep, through, in_loop))
+
+
+@lru_cache(maxsize=1024)
+def input_program(through: InputEntry) -> Program:
+    """The product of an input with its matrices."""
+    return Program(input_pass(through))
 
 
 @lru_cache(maxsize=1024)
@@ -99,16 +107,13 @@ class Program:
 
     def run(self, tensors: Sequence[Tensor | None], members: int | None, steps: int, batch: int) -> None:
         """Run all steps on tensors in the order of the pass's operands."""
-        population = 1 if members is None else members
-        if steps == 0 or batch == 0 or population == 0:
-            return
         dense = [x if x is None or x.is_contiguous() else _dense(x, members) for x in tensors]
         addresses = [None if x is None else x.data_ptr() for x in dense]
         distances = self._distances(dense) if members is not None else []
         timed = 3 if members is None else 4
         timeless = tuple([i for i in self.masks if dense[i].dim() < timed])  # type: ignore[union-attr]
         dtype = dense[0].dtype  # type: ignore[union-attr]
-        self.run_at(addresses, dtype, steps, batch, timeless, population, distances)
+        self.run_at(addresses, dtype, steps, batch, timeless, 1 if members is None else members, distances)
 
     def run_at(
         self,
@@ -124,6 +129,8 @@ class Program:
 
         `timeless` are the masks that are one for the whole sequence, `distances` the bytes from member to member.
         """
+        if steps == 0 or batch == 0 or members == 0:
+            return
         zeros = zeros_address(max(self.row_bytes, batch))
         absent = tuple([i for i, x in enumerate(addresses) if x is None])
         given = [zeros if x is None else x for x in addresses] if absent else addresses
