@@ -33,14 +33,6 @@ from deeprnn.training.loop import members_of
 from tests.reproduction.toys import write_study
 
 
-@pytest.fixture(autouse=True, scope="module")
-def committed():
-    """Runs say that their code has no changes, whatever is being worked on."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DEEPRNN_COMMIT", "0123456789ab")
-        yield
-
-
 @pytest.fixture
 def toy(tmp_path: Path):
     """The study's plan, settings and ledger."""
