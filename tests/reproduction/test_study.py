@@ -35,14 +35,6 @@ from deeprnn.training.recipe import override
 from tests.reproduction.toys import write_study
 
 
-@pytest.fixture(autouse=True, scope="module")
-def committed():
-    """Runs say that their code has no changes, whatever is being worked on."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DEEPRNN_COMMIT", "0123456789ab")
-        yield
-
-
 @pytest.fixture
 def toy(tmp_path: Path):
     """The study's plan, settings and ledger."""
@@ -281,7 +273,8 @@ def test_runs_of_uncommitted_code_are_marked_wherever_a_study_shows_them(finishe
     label = answer.tested.contender.label
     assert f"{label}† against" in told
     assert any(f"{label}: " in line and "† nats/frame" in line for line in told.splitlines())
-    remark = f"† toy, main, {label}: 1 of 3 code with changes in no commit; of the search, 2 of 2 code with changes in no commit"
+    code = "code with changes in no commit"
+    remark = f"† toy, main, {label}: 1 of 3 {code}; of the search, 2 of 2 {code}"
     assert remark in told
     score = next(s for s in found.to_dict()["scores"] if s["contender"] == name)
     assert len(score["marks"]) == 2

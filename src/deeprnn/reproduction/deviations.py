@@ -12,8 +12,6 @@ from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.identity import without_idle
 from deeprnn.training.recipe import Recipe
 
-MARK = "†"
-"""after a number that has runs cut off by time, or of code with changes in no commit"""
 CHUNKS = {"nottingham": 200, "musedata": 200, "jsb": 50}
 BETAS = {"nottingham": 2330.0, "musedata": 1475.0, "jsb": 100.0}
 INITS = {"ptb-char": CHAR, "ptb-word": WORD}

@@ -14,10 +14,10 @@ from textwrap import fill
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.cells import Row, Verdict, rows, verdicts
-from deeprnn.reproduction.deviations import MARK
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
 from deeprnn.reproduction.statistics import deviation, mean
+from deeprnn.runs.summary import MARK
 
 __all__ = ["FOLDER", "TITLES", "markdown", "read_ledger", "rows", "text_tables"]
 

@@ -54,6 +54,14 @@ class Group:
         """The run with the lowest validation score."""
         return min(self.runs, key=lambda run: math.inf if (v := score(run, "valid")) is None else v)
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader must know of some of the runs: 1 of 5 cut off by time."""
+        from deeprnn.runs.summary import summary
+
+        told = [mark for run in self.runs for mark in summary(run)["marks"]]
+        return tuple(f"{told.count(mark)} of {len(self.runs)} {mark}" for mark in dict.fromkeys(told))
+
     def mean(self, split: str) -> tuple[float, float] | None:
         """Mean and standard deviation over seeds; the deviation of one run is 0."""
         values = [v for run in self.runs if (v := score(run, split)) is not None]

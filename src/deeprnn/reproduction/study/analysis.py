@@ -9,10 +9,11 @@ from typing import Any
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction import statistics
-from deeprnn.reproduction.deviations import MARK, marks_of
+from deeprnn.reproduction.deviations import marks_of
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.study.jobs import Candidate, Runs, chosen, has_diverged, ranking
 from deeprnn.reproduction.study.plan_file import Contender, Study, Trial, member_key, members
+from deeprnn.runs.summary import MARK
 
 
 @dataclass(frozen=True)

@@ -179,12 +179,11 @@ def run_study(
                      "began": now(), "commit": commit() or settings.commit, "version": __version__}  # fmt: skip
             write_json(ledger / STARTED, began)
         while True:
-            plan, _ = study_plan(study, read_runs(ledger), settings.root, settings.only)
+            runs = read_runs(ledger)
+            score_dynamic(study, runs, settings, ledger, say, lambda: _over(settings, began_at))
+            plan, _ = study_plan(study, runs, settings.root, settings.only)
             plan.jobs = [job for job in plan.jobs if job.name not in total.failed]
             if not plan.jobs:
-                score_dynamic(
-                    study, read_runs(ledger), settings, ledger, say, lambda: _over(settings, began_at)
-                )
                 return total
             for job in plan.jobs:
                 estimate(job, [], settings.device.partition(":")[0])
