@@ -180,7 +180,7 @@ class Verdict:
         test = self.test
         assert self.model is not None
         assert test is not None
-        places = 1 if self.data == "ptb-word" else 3
+        places = HEADLINE[paper.KINDS[self.data]].places
         chance = "one seed, no test" if test.p is None else f"p = {test.p:.2g}"
         if self.corrected is not None:
             chance += f", Holm {self.corrected:.2g}"
