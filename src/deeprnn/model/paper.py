@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.models import assemble
 from deeprnn.model.specs import ModelSpec
 
@@ -36,11 +35,6 @@ class Cell:
     def kind(self) -> str:
         """Of the data, which decides the value's metric: music, char or word."""
         return KINDS[self.data]
-
-    @property
-    def places(self) -> int:
-        """Decimals of a result."""
-        return HEADLINE[self.kind].places
 
 
 def _sizes() -> tuple[Size, ...]:

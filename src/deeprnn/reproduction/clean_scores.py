@@ -21,6 +21,7 @@ from deeprnn.errors import UserError
 from deeprnn.files import write_json
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
+from deeprnn.reproduction.cells import places_of
 from deeprnn.reproduction.entries import Entry, entry_path
 from deeprnn.reproduction.layout import markdown_table
 from deeprnn.reproduction.statistics import plus_minus
@@ -176,7 +177,7 @@ def markdown(rows: Sequence[CleanScore], titles: Mapping[str, str]) -> str:
             [getattr(r, name) for r in mine] for name in ("whole", "clean", "new_melody", "known_melody")
         ]
         whole, clean, new, known = (
-            plus_minus([v for v in row if v is not None], cell.places) for row in values
+            plus_minus([v for v in row if v is not None], places_of(cell.data)) for row in values
         )
         count, same = mine[0].near_duplicates, mine[0].same_melodies
         unit, songs = ("songs", f" ({same} songs)") if cell.kind == "music" else ("lines", "")

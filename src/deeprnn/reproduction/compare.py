@@ -14,7 +14,7 @@ from typing import Any
 
 from deeprnn.model import paper
 from deeprnn.reproduction import statistics
-from deeprnn.reproduction.cells import LEVEL, chosen, fills
+from deeprnn.reproduction.cells import LEVEL, chosen, fills, places_of
 from deeprnn.reproduction.entries import Entry, groups
 from deeprnn.reproduction.layout import aligned
 
@@ -107,7 +107,7 @@ def comparison_text(compared: Sequence[Compared]) -> str:
         return "nothing to compare: the rerun has no finished cell yet"
     lines = [("cell", "rerun", "published", "difference", "%", "p (Holm)", "verdict")]
     for c in compared:
-        places, gap = c.cell.places, c.difference
+        places, gap = places_of(c.cell.data), c.difference
         share = None if gap is None else 100 * gap / statistics.mean(values(c.published))
         chance_text = "" if c.corrected is None else f"{c.corrected:.2g}"
         lines.append((

@@ -17,6 +17,7 @@ from typing import Any
 
 from deeprnn.errors import UserError
 from deeprnn.model import paper
+from deeprnn.reproduction.cells import places_of
 from deeprnn.reproduction.clean_scores import FILE, CleanScore, of_entries, read_scores
 from deeprnn.reproduction.compare import Compared, compare, summary, values
 from deeprnn.reproduction.entries import Entry, read_ledger
@@ -122,7 +123,7 @@ def _table(replication: Replication, compared: Sequence[Compared], titles: Mappi
                 "without near-duplicates")  # fmt: skip
     lines = []
     for c in compared:
-        places = c.cell.places
+        places = places_of(c.cell.data)
         gap = "" if c.difference is None else f"{c.difference:+.{places}f}".replace("-", "−")
         clean = [row.clean for row in of_entries(replication.clean, c.rerun) if row.clean is not None]
         p = "" if c.corrected is None else f"{c.corrected:.2g}"

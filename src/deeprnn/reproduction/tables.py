@@ -13,7 +13,7 @@ from textwrap import fill
 
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
-from deeprnn.reproduction.cells import Row, Verdict, rows, verdicts
+from deeprnn.reproduction.cells import Row, Verdict, places_of, rows, verdicts
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
 from deeprnn.reproduction.layout import aligned, markdown_table
@@ -41,12 +41,12 @@ def number(value: float | None, places: int) -> str:
 
 def printed(row: Row) -> str:
     """The paper's value with the decimals the paper gives."""
-    return f"{row.cell.value:.{2 if row.cell.model == 'dots-star' else row.cell.places}f}"
+    return f"{row.cell.value:.{2 if row.cell.model == 'dots-star' else places_of(row.cell.data)}f}"
 
 
 def measured(row: Row) -> str:
     """Mean ± deviation, or a dash."""
-    return plus_minus(row.values, row.cell.places) + MARK * bool(row.marks)
+    return plus_minus(row.values, places_of(row.cell.data)) + MARK * bool(row.marks)
 
 
 def percent(value: float | None) -> str:
@@ -132,7 +132,7 @@ def _details(table: Sequence[Row]) -> str:
                 "deviations from the paper")  # fmt: skip
     lines = []
     for row in table:
-        best = number(row.best, row.cell.places)
+        best = number(row.best, places_of(row.cell.data))
         named = "; ".join(row.deviations) or ("none" if row.entries else NONE)
         lines.append((
             TITLES[row.cell.data], paper.LABELS[row.cell.model], printed(row), measured(row), str(len(row.entries)),
@@ -148,7 +148,7 @@ def _extras(entries: Sequence[Entry]) -> str:
         return ""
     lines = []
     for row in extra:
-        ours = plus_minus(row.values, HEADLINE[paper.KINDS[row.data]].places) + MARK * bool(row.marks)
+        ours = plus_minus(row.values, places_of(row.data)) + MARK * bool(row.marks)
         lines.append((TITLES[row.data], row.label, f"{row.parameters:,}", ours, str(len(row.entries)),
                       "; ".join(row.marks)))  # fmt: skip
     table = markdown_table(("data", "model", "parameters", "ours, test", "seeds", "remarks"), lines)
@@ -218,7 +218,8 @@ def cells_text(table: Sequence[Row], width: int = 1000) -> str:
     for r in table:
         lines.append(
             [str(r.cell.table), r.cell.data, r.cell.model, HEADLINE[r.cell.kind].name, printed(r), measured(r),
-             str(len(r.entries)), number(r.best, r.cell.places), percent(r.difference), "; ".join(r.deviations)]
+             str(len(r.entries)), number(r.best, places_of(r.cell.data)), percent(r.difference),
+             "; ".join(r.deviations)]
         )  # fmt: skip
     wide = aligned(lines)
     if max(map(len, wide.splitlines())) <= width:
