@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import platform
 import statistics
 import time
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from deeprnn.bench.peers import Bench, Peer, Work, backward
 from deeprnn.runs.folder import commit
+from deeprnn.training.threads import cores
 
 CLOCK: Callable[[], float] = time.perf_counter
 """`time.process_time` in its place tells one thread's work from waiting, on a machine that others use too"""
@@ -227,7 +227,7 @@ def surroundings(device: str) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
     }
     if device != "cpu":

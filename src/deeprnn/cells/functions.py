@@ -400,9 +400,3 @@ _ROWS = [
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
 UNITS: dict[str, Callable[[Tensor], Tensor]] = {row.name: row.torch for row in _ROWS if row.unit}
 """the functions that serve as a unit φ by their names"""
-
-
-def bounds(name: str, args: Sequence[Interval]) -> Interval:
-    """A function's range by interval arithmetic; an undefined end (∞ − ∞) is taken for no bound."""
-    low, high = FUNCTIONS[name].bounds(*args)
-    return (-math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high)

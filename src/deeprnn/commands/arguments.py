@@ -25,6 +25,8 @@ Command = TypeVar("Command")
 
 WORDS = {int: "N", float: "NUMBER", Path: "PATH"}
 """what stands for a value in the help; a text is named after its field"""
+TrackOption = tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]]
+"""`--track NAME`, which may be given several times: those of `training.tracking.TRACKERS`, without importing them"""
 NUMBERS = {int: "a whole number", float: "a number"}
 
 

@@ -222,7 +222,7 @@ def show_results(runs: Sequence[Run], columns: Sequence[str] = COLUMNS) -> None:
     spare = [name for name in (*unknown, "metric", "data", "train", "status") if name in columns]
     show_rows(columns, rows, right=("epoch", "train", "valid", "test", "paper"), spare=spare)
     for told in dict.fromkeys(filter(None, notes)):
-        names = ", ".join(run.name for run, note in zip(found, notes, strict=True) if note == told)
+        names = ", ".join(run.name for run, note in zip(runs, notes, strict=True) if note == told)
         console().print(f"{MARK} {told}: {names}", style="dim")
 
 

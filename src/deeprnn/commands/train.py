@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from deeprnn import launcher
-from deeprnn.commands.arguments import parse
+from deeprnn.commands.arguments import TrackOption, parse
 from deeprnn.commands.reading import Reading
 from deeprnn.commands.recipe_options import (
     MEANT,
@@ -72,8 +72,8 @@ class Train:
     """CPU threads; 0: the number that is fastest now, which the run then keeps"""
     ledger: Path | None = None
     """also write the finished run's entry into this folder"""
-    track: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]] = ()
-    """watch the run with tensorboard, mlflow, wandb or trackio; may be given several times"""
+    track: TrackOption = ()
+    """watch the run with another program; may be given several times"""
     sweep: tuple[str, ...] = ()
     """search over these fields instead: optimiser.rate=log:0.001..1 model.hidden=[[100],[200]]"""
     trials: int | None = None

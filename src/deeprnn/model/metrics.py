@@ -22,12 +22,14 @@ class Headline(NamedTuple):
     """in run.json, in tables and on a terminal"""
     words: str
     """where there is room, as on the page"""
+    places: int
+    """decimals that it is printed with"""
 
 
 HEADLINE = {
-    "music": Headline("nats_per_frame", "nats/frame", "nats per frame"),
-    "char": Headline("bpc", "bpc", "bits per character"),
-    "word": Headline("perplexity", "perplexity", "perplexity"),
+    "music": Headline("nats_per_frame", "nats/frame", "nats per frame", 3),
+    "char": Headline("bpc", "bpc", "bits per character", 3),
+    "word": Headline("perplexity", "perplexity", "perplexity", 1),
 }
 """by kind of data"""
 

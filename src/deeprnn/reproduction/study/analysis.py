@@ -309,12 +309,10 @@ def _scored(score: Score) -> str:
     if not score.entries:
         return f"{place}: no seed yet{diverged} ({told})"
     values = score.values()
-    spread = statistics.deviation(values)
     unit = HEADLINE[score.entries[0].kind].name
     missing = "" if score.whole else f", {score.missing} seeds missing"
     return (
-        f"{place}: {statistics.mean(values):.3f}{'' if spread is None else f' ± {spread:.3f}'}"
-        f"{MARK * bool(score.marks)} {unit}, "
+        f"{place}: {statistics.plus_minus(values, 3)}{MARK * bool(score.marks)} {unit}, "
         f"{len(values)} seeds{missing}{diverged} ({told})"
     )
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
+from deeprnn.reproduction.layout import markdown_table
 from deeprnn.reproduction.statistics import mean, plus_minus
 from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, remarks, results, title
 from deeprnn.reproduction.study.dynamic import read_dynamic
@@ -33,13 +33,11 @@ def table(study: Study, ledger: Path) -> str:
     check_plan(study, ledger)
     runs = read_runs(ledger)
     outcome, dynamic = results(study, runs), read_dynamic(ledger)
-    lines = [
-        f"| test | best known | goal | {study.control} twin | {study.tested} twin | reached | {study.tested} better? |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for goal in study.goals:
-        lines.append("| " + " | ".join(_cells(goal, outcome, runs, dynamic)) + " |")
-    return "\n\n".join(["\n".join(lines), *remarks(outcome.scores), _state(outcome, runs)]) + "\n"
+    headings = ("test", "best known", "goal", f"{study.control} twin", f"{study.tested} twin", "reached",
+                f"{study.tested} better?")  # fmt: skip
+    lines = [_cells(goal, outcome, runs, dynamic) for goal in study.goals]
+    parts = [markdown_table(headings, lines), *remarks(outcome.scores), _state(outcome, runs)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _cells(goal: Goal, outcome: Results, runs: Runs, dynamic: Mapping[str, Any]) -> list[str]:
@@ -96,7 +94,7 @@ def _answers(answer: Answer, goal: Goal) -> bool:
 
 def _side(twin: Twin | None, scores: Sequence[Score], study: Study, runs: Runs) -> str:
     if twin is not None:
-        places = 1 if paper.KINDS.get(twin.score.data) == "word" else 3
+        places = HEADLINE[twin.score.entries[0].kind].places
         return f"{label(twin.score)} {plus_minus(twin.test, places)}{_other_averages(twin.score)}"
     if all(score.lost for score in scores):
         return "lost"

@@ -32,11 +32,6 @@ class _Manager(BaseManager):
 _Manager.register("Board", Board)
 
 
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class LocalEngine:
     """Work in this process where it runs one at a time or on GPUs, else in processes of a share of the cores each.
 
@@ -48,7 +43,7 @@ class LocalEngine:
         self.device = device
         self.on_gpu = device.startswith("cuda")
         self.devices = _gpus(device) if self.on_gpu else [device]
-        self.slots = jobs or (2 * len(self.devices) if self.on_gpu else cores())
+        self.slots = jobs or (2 * len(self.devices) if self.on_gpu else threads.cores())
         self.processes = self.slots > 1 and not self.on_gpu
         self.turn = count()
         self.pool: ThreadPoolExecutor | None = None
@@ -108,7 +103,7 @@ class LocalEngine:
             1,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_enter,
-            initargs=(os.getpid(), max(1, cores() // self.slots)),
+            initargs=(os.getpid(), max(1, threads.cores() // self.slots)),
         )
         self.workers[worker] = worker.submit(os.getpid)
         return worker
