@@ -386,6 +386,19 @@ dynamic = true
 """
 
 
+def test_words_of_only_are_run_one_after_another(toy):
+    """Time that ends leaves whole rows: seeds of the first come before the search of the second."""
+    study, settings, ledger = toy
+    for words in (("main/toy/rnn", "main/toy/long"), ("main/toy/dts", "main/toy/dots")):
+        finished = run_study(study, replace(settings, only=words), ledger, quiet).finished
+        first, second = (
+            [name for name in finished if f"/{word.rpartition('/')[2]}-" in name] for word in words
+        )
+        assert len(first) + len(second) == len(finished)
+        assert finished == [*first, *second]
+        assert any("seeds" in name for name in first)
+
+
 def test_goals_are_shown_beside_what_is_known(toy, monkeypatch):
     """Not run, in part, whole: a goal that is missed stays missed."""
     study, settings, ledger = toy
