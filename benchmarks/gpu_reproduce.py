@@ -12,8 +12,8 @@ Needs torch, numpy and safetensors alone, and no repository (`--commit` says whi
 call in the same working tree goes on from `--work`; on another machine `--restore` brings an earlier call's files.
 Into --out go `results.tar.gz` (a folder of results: `runs/`, `clean.json`, `calls.json`; renewed after every job),
 `state-N.part` (unfinished runs, first stages that are needed still, finished runs that are yet to be scored without
-near-duplicates; renewed every minute) and `log.txt`. Whenever the process is killed, what these held a moment before is
-whole.
+near-duplicates or dynamically; renewed every minute) and `log.txt`. Whenever the process is killed, what these held a
+moment before is whole.
 
 All kernels are compiled ahead by all cores. Every finished run of a rerun is scored again, from the parameters it kept,
 on what has no near-duplicate in the training part. `--collect` enters results into a folder, over nothing, and does
@@ -49,11 +49,11 @@ from deeprnn.reproduction import clean_scores, tables  # noqa: E402
 from deeprnn.reproduction.compare import compare, comparison_text  # noqa: E402
 from deeprnn.reproduction.entries import read_ledger  # noqa: E402
 from deeprnn.reproduction.identity import identity  # noqa: E402
-from deeprnn.reproduction.plan import Job, finished_members, make_plan, wanted  # noqa: E402
+from deeprnn.reproduction.plan import Job, find_member, finished_members, make_plan, wanted  # noqa: E402
 from deeprnn.reproduction.replications import CALLS, RUNS  # noqa: E402
 from deeprnn.reproduction.run import Outcome, Settings, data_of, default_jobs, parse_seeds, reproduce  # noqa: E402
+from deeprnn.reproduction.study import dynamic  # noqa: E402
 from deeprnn.reproduction.study.analysis import results, text  # noqa: E402
-from deeprnn.reproduction.study.dynamic import FILE as DYNAMIC  # noqa: E402
 from deeprnn.reproduction.study.jobs import study_plan  # noqa: E402
 from deeprnn.reproduction.study.plan_file import Study, read_study  # noqa: E402
 from deeprnn.reproduction.study.run import DIVERGED, STARTED, read_runs, run_study  # noqa: E402
@@ -275,7 +275,7 @@ class Slice:
                 content, known = path.read_bytes(), LEDGER / path.name
                 if self.study or self.arguments.fresh or not known.exists() or known.read_bytes() != content:
                     files[f"{RUNS}/{path.name}"] = self._with_commit(content)
-            for name in (clean_scores.FILE, CALLS, STARTED, DIVERGED, DYNAMIC):
+            for name in (clean_scores.FILE, CALLS, STARTED, DIVERGED, dynamic.FILE):
                 if (self.home / name).exists():
                     files[name] = (self.home / name).read_bytes()
             slice_files.pack_results(self.out, files)
@@ -327,6 +327,11 @@ class Slice:
             rows = clean_scores.read_scores(self.home / clean_scores.FILE)
             for run, name in clean_scores.unscored(root, self.settings.ledger, rows):
                 groups[f"{name}, to be scored"] = _finished_files(run.path)
+        if self.study is not None:
+            for entry in dynamic.wanted(self.study, read_runs(self.home), self.home):
+                home = find_member(root, identity(entry.recipe), entry.seed)
+                if home is not None:
+                    groups[f"{entry.path.name}, to be scored dynamically"] = _finished_files(home)
         unfinished: dict[str, list[Path]] = {}
         trained = finished_members(root)
         for job in self.left:

@@ -336,8 +336,10 @@ def test_what_torch_refuses_is_refused_in_its_words():
             cls(I, H)(torch.zeros(T, B, I), (torch.zeros(1, B, H), torch.zeros(1, B, H + 1)))
         with pytest.raises(ValueError, match="hidden_size must be greater than zero"):
             cls(I, 0)
-        with pytest.raises(RuntimeError, match="For batched 3-D input"):
-            cls(I, H)(torch.zeros(T, B, I), (torch.zeros(B, H), torch.zeros(B, H)))
+        with pytest.raises(
+            RuntimeError, match=r"For batched 3-D input, hx and cx .* got \(2-D, 3-D\) tensors"
+        ):
+            cls(I, H)(torch.zeros(T, B, I), (torch.zeros(B, H), torch.zeros(1, B, H)))
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64, torch.float64])
@@ -346,6 +348,8 @@ def test_an_input_of_another_type_is_refused_in_torchs_words(name, kind):
     for cls in (getattr(nn, name), getattr(deeprnn, name)):
         with pytest.raises(ValueError, match=rf"input dtype \({kind}\) does not match weight dtype"):
             cls(I, H)(torch.zeros(T, B, I, dtype=kind))
+        with pytest.raises(RuntimeError, match="Input and parameter tensors are not at the same device"):
+            cls(I, H)(torch.zeros(T, B, I, device="meta"))
     with pytest.raises(ValueError, match="does not match weight dtype"):
         deeprnn.RHN(I, H)(torch.zeros(T, B, dtype=kind).expand(I, T, B))
 

@@ -456,6 +456,31 @@ def test_one_step_of_a_layer_sees_the_weights_that_a_hook_computes(kind):
     torch.testing.assert_close(torch.stack(outputs), layer(x)[0])
 
 
+@OLD_STYLE
+@pytest.mark.parametrize("kind", ["layer", "model"])
+def test_a_cell_over_a_sequence_sees_the_weights_that_its_hook_computes(kind):
+    """A sequence reads the cell's step, and never calls the cell itself, whose hook would compute the weight."""
+    torch.manual_seed(0)
+    layer = (
+        deeprnn.RHN(I, H)
+        if kind == "layer"
+        else deeprnn.rnn(input_size=I, hidden_size=H, output_size=I, cell="gru", seed=0)
+    )
+    cell = layer.cells[0] if kind == "layer" else layer.levels[0].cell
+    name = "weight_hh_d1" if kind == "layer" else "weight_hh"
+    nn.utils.weight_norm(cell, name)
+    layer(torch.randn(T, B, I))[0].sum().backward()
+    with torch.no_grad():
+        cell.get_parameter(f"{name}_g").mul_(3)
+    x, h, outputs = torch.randn(T, B, I), None, []
+    y = layer(x)[0]
+    for frame in x:
+        output, h = layer.step(frame, h)
+        outputs.append(output)
+    torch.testing.assert_close(y, torch.stack(outputs))
+    y.sum().backward()  # through the weights as they are now
+
+
 def test_initialising_reaches_behind_a_parametrization():
     plus = Plus(I, H)
     parametrizations.weight_norm(plus, "W1")

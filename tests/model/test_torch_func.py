@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch.func import functional_call, grad, hessian, jvp, stack_module_state, vmap
+from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vjp, vmap
 
 import deeprnn
 from deeprnn import DeepRNN
@@ -140,6 +140,38 @@ def test_hessian():
         mine, torch.autograd.functional.hessian(lambda x: weigh(net(x)[0]), x).reshape(3, 3)
     )
     torch.testing.assert_close(mine, mine.mT)
+
+
+LAYERS = {"DeepRNN": DeepRNN, "GRU": deeprnn.GRU, "LSTM": deeprnn.LSTM, "RHN": deeprnn.RHN}
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_reverse_mode_over_reverse_mode(name, frozen):
+    """Second and third derivatives by torch.func's gradients of gradients, of fixed weights too."""
+    net = LAYERS[name](2, 3).double().requires_grad_(not frozen)
+    x, v = draw(3, 1, 2), draw(3, 1, 2, seed=1)
+
+    def loss(x):
+        return weigh(net(x)[0]).sin()
+
+    wanted = torch.autograd.functional.hessian(loss, x)
+    along = wanted.reshape(6, 6) @ v.reshape(6)
+    torch.testing.assert_close(jacrev(jacrev(loss))(x), wanted)
+    torch.testing.assert_close(vmap(vjp(grad(loss), x)[1])(v[None])[0].reshape(6), along)
+    torch.testing.assert_close(vjp(grad(loss), x)[1](v)[0].reshape(6), along)
+    third = grad(lambda x: (grad(lambda x: (grad(loss)(x) * v).sum())(x) * v).sum())(x)
+    (first,) = torch.autograd.grad(loss(x.requires_grad_()), x, create_graph=True)
+    (second,) = torch.autograd.grad((first * v).sum(), x, create_graph=True)
+    torch.testing.assert_close(third, torch.autograd.grad((second * v).sum(), x)[0])
+
+
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "RHN"])
+def test_a_first_call_inside_a_transformation_reads_the_cell_all_the_same(name):
+    net = LAYERS[name](2, 3).double()
+    values = {k: p.detach() for k, p in net.named_parameters()}
+    grad(lambda x: functional_call(net, values, (x,))[0].sum())(draw(3, 1, 2))
+    assert "plain loop" not in net.explain()
 
 
 def test_gradients_per_example():

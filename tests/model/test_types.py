@@ -91,6 +91,10 @@ def check(x: Tensor, packed: PackedSequence, layer: deeprnn.DeepRNN, run: deeprn
     d: tuple[PackedSequence, Tensor, list[list[PackedSequence]]] = layer(packed, return_all_states=True)
     e: Music | Text = run.generate(seed=1, temperature=0.8)
     f: torch.nn.RNNBase = layer
+    g: tuple[Tensor, Tensor] = deeprnn.GRU(3, 4)(x)
+    h: tuple[PackedSequence, tuple[Tensor, Tensor]] = deeprnn.LSTM(3, 4)(packed)
+    i: tuple[Tensor, tuple[Tensor, Tensor], list[list[Tensor]]] = deeprnn.LSTM(3, 4)(x, return_all_states=True)
+    deeprnn.RHN(3, 4, 2, zoneout=0.1)
     deeprnn.dots_rnn(input_size=3, hidden_size=4, intermediate_size=(5, 6), output_hidden_size=7, output_size=3,
                      unit="tanh", output="categorical", seed=1)
     deeprnn.Plus(3, 4, intermediate_sizes=[5], units="tanh", shortcut="last")
@@ -103,6 +107,8 @@ BAD = {
     "another word": 'deeprnn.DeepRNN(3, 4, input_to="top")',
     "a setting of no operator": 'deeprnn.Plus(3, 4, nonsense=3)',
     "a setting of ⊕ for ▷": 'deeprnn.Predict(3, 4, input_to="all")',
+    "a setting of no layer": 'deeprnn.RHN(3, 4, nonsense=3)',
+    "a state of another layer": 'deeprnn.LSTM(3, 4)(torch.zeros(1, 1, 3), torch.zeros(1, 1, 4))',
     "an input": 'deeprnn.DeepRNN(3, 4)("x")',
     "an option of no run": 'deeprnn.load_run("x").generate(nonsense=3)',
 }  # fmt: skip

@@ -543,6 +543,7 @@ REFUSED = {  # arguments of the layer, and words that PyTorch's tests look for
     "half-a-level": ((3, 5, 1.5), {}, "num_layers|float"),
     "dropout": ((3, 5, 2), {"dropout": 1.5}, r"dropout should be a number in range \[0, 1\]"),
     "negative-dropout": ((3, 5, 2), {"dropout": -0.1}, r"dropout should be a number in range \[0, 1\]"),
+    "projection": ((3, 5), {"proj_size": 2}, "proj_size argument is only supported for LSTM"),
     "unit": ((3, 5), {"nonlinearity": "sine"}, "nonlinearity.*'sine'"),
 }
 
@@ -569,6 +570,7 @@ INPUTS = {
     "another-width": ((torch.zeros(T, B, I), torch.zeros(1, B, H + 1)), "Expected hidden size"),
     "state-dtype": ((torch.zeros(T, B, I), torch.zeros(1, B, H, **DOUBLE)), "dtype"),
     "state-device": ((torch.zeros(T, B, I), torch.zeros(1, B, H, device="meta")), "not at the same device"),
+    "device": ((torch.zeros(T, B, I, device="meta"),), "Input and parameter tensors are not at the same device"),
     "packed-size": ((sequences.pack_sequence([torch.zeros(2, I + 1)]),), "must be equal to input_size"),
     "packed-dtype": ((sequences.pack_sequence([torch.zeros(2, I, **DOUBLE)]),), "does not match weight dtype"),
     "packed-state": ((sequences.pack_sequence([torch.zeros(2, I)]), torch.zeros(1, 2, H)), "Expected hidden size"),

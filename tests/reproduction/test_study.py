@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +20,12 @@ from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.plan import Job, JobPlan, find_member
 from deeprnn.reproduction.run import Settings, data_of
-from deeprnn.reproduction.study import analysis, dynamic, goals
+from deeprnn.reproduction.study import analysis, dynamic, figure, goals
 from deeprnn.reproduction.study import run as study_run
 from deeprnn.reproduction.study.analysis import results, text
 from deeprnn.reproduction.study.figure import study_figure
 from deeprnn.reproduction.study.jobs import Runs, chosen, study_plan
-from deeprnn.reproduction.study.plan_file import packaged_studies, read_study, recipes_of
+from deeprnn.reproduction.study.plan_file import Goal, packaged_studies, read_study, recipes_of
 from deeprnn.reproduction.study.run import describe_study, read_runs, run_study
 from deeprnn.runs.folder import Run
 from deeprnn.runs.locking import lock
@@ -168,6 +169,38 @@ def test_a_recipe_that_was_changed_is_another_study(toy, monkeypatch):
     assert study.digest != before
 
 
+def test_a_plan_is_committed_before_its_first_run(toy, monkeypatch):
+    study, settings, ledger = toy
+    folder = study.path.parent
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    part = replace(settings, budget=1e-9)
+    with pytest.raises(UserError, match="commit the plan before its first run"):
+        run_study(study, part, ledger, quiet)
+    assert not (ledger / "started.json").exists()
+    git("add", study.path.name)
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
+    assert run_study(study, part, ledger, quiet).over
+
+
+def test_the_code_of_a_cell_of_ones_own_is_part_of_the_plan(toy):
+    study, _, _ = toy
+    cell = study.path.parent / "counted_cells.py"
+    cell.write_text("import deeprnn\n\n\nclass Paced(deeprnn.Cell):\n    pass\n")
+    study.path.write_text(
+        study.path.read_text().replace(
+            '"model.hidden" = 4', f'"model.hidden" = 4\n"model.cell" = "{cell}:Paced"'
+        )
+    )
+    before = read_study(str(study.path)).digest
+    assert read_study(str(study.path)).digest == before
+    cell.write_text(cell.read_text() + "\nSLOPE = 2\n")
+    assert read_study(str(study.path)).digest != before
+
+
 def test_nothing_is_scored_when_the_time_ends_a_final_run(toy, monkeypatch):
     """A run that the budget cuts off is saved, and enters no ledger with a test score."""
     study, settings, ledger = toy
@@ -219,6 +252,54 @@ def test_a_final_seed_that_diverges_is_left_out_with_its_count_shown(finished):
     assert "2 seeds, 1 of 3 seeds diverged (" in told
     assert found.to_dict()["scores"][2]["diverged"] == 1
     assert study_figure(found).startswith(b"\x89PNG")
+
+
+def marked(entry, **changes):
+    return replace(entry, raw={**entry.raw, **changes})
+
+
+def test_runs_of_uncommitted_code_are_marked_wherever_a_study_shows_them(finished, monkeypatch):
+    """In the answers, the scores, the table of goals and the figure; runs of the search as well as seeds."""
+    study, runs = finished
+    assert "†" not in text(results(study, runs))
+    answer = results(study, runs).answers[0]
+    name = answer.tested.contender.name
+    dirty = {
+        recipe: marked(e, dirty=True) if e.model == name and e.seed in (1, 12) else e
+        for recipe, e in runs.entries.items()
+    }
+    found = results(study, Runs(dirty))
+    told = text(found)
+    label = answer.tested.contender.label
+    assert f"{label}† against" in told
+    assert any(f"{label}: " in line and "† nats/frame" in line for line in told.splitlines())
+    code = "code with changes in no commit"
+    remark = f"† toy, main, {label}: 1 of 3 {code}; of the search, 2 of 2 {code}"
+    assert remark in told
+    score = next(s for s in found.to_dict()["scores"] if s["contender"] == name)
+    assert len(score["marks"]) == 2
+    goal = Goal("main", "toy", "9.9 nobody", (1.0,))
+    monkeypatch.setattr(goals, "read_runs", lambda ledger: Runs(dirty))
+    table = goals.table(replace(study, goals=(goal,)), Path("nowhere"))
+    assert f"| {label}† " in table
+    assert remark in table
+    drawn = []
+    monkeypatch.setattr(figure, "png_bytes", lambda f: drawn.append(f) or b"")
+    study_figure(found)
+    (axes,) = drawn[0].axes
+    assert any("†" in t.get_text() for t in axes.get_yticklabels())
+    assert remark in axes.get_xlabel()
+
+
+def test_runs_by_other_data_of_the_same_name_are_refused(toy):
+    study, settings, ledger = toy
+    assert run_study(study, replace(settings, only=("main/toy/rnn",)), ledger, quiet).status == 0
+    (path, *_) = [e.path for e in read_ledger(ledger / "runs") if e.has_test]
+    raw = json.loads(path.read_text())
+    assert len(raw["data"]["fingerprint"]) == 16
+    path.write_text(json.dumps({**raw, "data": {**raw["data"], "fingerprint": "0" * 16}}))
+    with pytest.raises(UserError, match="were trained on different data, both named"):
+        read_runs(ledger)
 
 
 def test_a_contender_with_too_few_seeds_or_no_trial_is_lost_and_cannot_win(finished):

@@ -53,6 +53,10 @@ def unroll(backend: str, text: str, precision: str, inputs: Inputs) -> list[Tens
 
 
 def _handed_out(cell: CellDescription, stored: Sequence[Tensor]) -> Sequence[Tensor]:
+    return with_own_output(cell, stored) if stored[0].requires_grad else stored
+
+
+def with_own_output(cell: CellDescription, stored: Sequence[Tensor]) -> Sequence[Tensor]:
     """The first state's sequence, which layers hand to the user, as a copy on the CPU.
 
     The backward pass reads the original, so `F.dropout(output, inplace=True)` works as it does after `nn.RNN`. The
@@ -60,7 +64,7 @@ def _handed_out(cell: CellDescription, stored: Sequence[Tensor]) -> Sequence[Ten
     is not copied.
     """
     place = cell.outputs.index(cell.new_states[0])
-    if stored[place].device.type != "cpu" or not stored[place].requires_grad:
+    if stored[place].device.type != "cpu":
         return stored
     return [x.clone() if i == place else x for i, x in enumerate(stored)]
 
@@ -176,9 +180,8 @@ class UnrollBackward(torch.autograd.Function):
         def compute(saved: Sequence[Any]) -> Sequence[Tensor]:
             return flat(_plain_backward(from_text(ctx.text), ctx.through_saved, *_split(ctx.count, saved)))
 
-        saved = ctx.saved_tensors
-        needed = [x is not None and x.is_floating_point() for x in saved]
-        return (*(None for _ in range(6)), *gradients_by_autograd(compute, saved, outer, needed))
+        needed = ctx.needs_input_grad[6:]
+        return (*(None for _ in range(6)), *gradients_by_autograd(compute, ctx.saved_tensors, outer, needed))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -195,23 +198,46 @@ def gradients_by_autograd(
 ) -> list[Tensor | None]:
     """The gradients of tensors, from those of what `compute` makes of them, as autograd and vmap can follow them.
 
-    It is what every backward pass of ours does when it is differentiated itself. `compute` runs on views: one tensor
-    may depend on another outside, and that path is not ours.
+    It is what every backward pass of ours does when it is differentiated itself.
+    """
+    places = [i for i, wants in enumerate(needed) if wants]
+    outer = [g for g in gradients if g is not None]
+
+    def outputs(*wanted: Tensor) -> list[Tensor]:
+        given = list(tensors)
+        for i, x in zip(places, wanted, strict=True):
+            given[i] = x
+        return [y for y, g in zip(compute(given), gradients, strict=True) if g is not None]
+
+    wanted = [tensors[i] for i in places]
+    if inside_function_transform():  # where no tensor may be made a leaf
+        by_place = dict(zip(places, torch.func.vjp(outputs, *wanted)[1](outer), strict=True))
+    else:
+        by_place = dict(zip(places, _through_graph(outputs, wanted, outer), strict=True))
+    return [by_place.get(i) for i in range(len(needed))]
+
+
+def _through_graph(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], outer: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """The gradients of a function's inputs, None for those that it does not depend on.
+
+    It runs on views: one input may depend on another outside, and that path is not ours.
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        views: list[Any] = [_view(x) if x is not None and x.is_floating_point() else x for x in tensors]
-        pairs = [(y, g) for y, g in zip(compute(views), gradients, strict=True) if g is not None]
-        wanted = [x for x, wants in zip(views, needed, strict=True) if wants]
-        outputs, outer = [y for y, _ in pairs], [g for _, g in pairs]
-        results = iter(
-            torch.autograd.grad(outputs, wanted, outer, create_graph=create_graph, allow_unused=True)
-        )
-    return [next(results) if wants else None for wants in needed]
+        views = [_view(x) for x in inputs]
+        pairs = [(y, g) for y, g in zip(function(*views), outer, strict=True) if y.requires_grad]
+        if not pairs:
+            return [None] * len(views)
+        outputs, outer = zip(*pairs, strict=True)
+        return torch.autograd.grad(outputs, views, outer, create_graph=create_graph, allow_unused=True)
 
 
 def _view(x: Tensor) -> Tensor:
-    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+    """A view that has a gradient, also of what came out of a transformation of torch.func that has ended."""
+    view = x.view_as(x)
+    return view if view.requires_grad else view.detach().requires_grad_()
 
 
 def _split(count: int, tensors: Sequence[Any]) -> tuple[list, list, list]:

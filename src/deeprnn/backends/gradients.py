@@ -20,7 +20,7 @@ from torch import Tensor
 from deeprnn.backends import plain
 from deeprnn.backends.protocol import Inputs
 from deeprnn.cells.adjoint import Adjoint
-from deeprnn.cells.description import Vector
+from deeprnn.cells.description import CellDescription, Vector
 from deeprnn.cells.step_graph import columns
 
 
@@ -81,6 +81,21 @@ def _shared(vector: Vector, run: list[tuple[int, int, int, int]]) -> SharedProdu
     return SharedProduct(vector, run[0][0], len(run), tuple(segments))
 
 
+@lru_cache(maxsize=1024)
+def covered_once(own: Adjoint) -> bool:
+    """Whether every number of every matrix has its gradient in one product: then each may be written to its place."""
+    seen: set[tuple[int, int, int]] = set()
+    areas = [0] * len(own.cell.matrices)
+    for product in shared_products(own):
+        for segment in product.segments:
+            areas[segment.matrix] += segment.rows * own.cell.size_of(product.vector)
+            rows = {(segment.matrix, segment.row + i, segment.column) for i in range(segment.rows)}
+            if rows & seen:
+                return False
+            seen |= rows
+    return areas == [rows * columns for rows, columns in own.cell.matrices]
+
+
 def matrix_gradients(own: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs) -> list[Tensor]:
     """The gradient of every matrix; a leading population dimension is carried along."""
     if inputs.members is not None and delta.device.type == "cpu":
@@ -120,6 +135,22 @@ def _joined(shape: tuple[int, int], parts: list[tuple[Segment, Tensor]]) -> Tens
         rows = slice(segment.row, segment.row + segment.rows)
         out[..., rows, segment.column : segment.column + piece.shape[-1]] += piece
     return out
+
+
+def gradients_of_outputs(
+    cell: CellDescription, steps: int, gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Those of all outputs of a cell, from those of the first state's sequence and of the last states (1, B, n)."""
+    of_outputs: list[Tensor | None] = [None] * len(cell.outputs)
+    places = [cell.outputs.index(o) for o in cell.new_states]
+    of_outputs[places[0]], *of_last = gradients
+    for place, g in zip(places, of_last, strict=True):
+        if g is not None:
+            known = of_outputs[place]
+            whole = g.new_zeros((steps, *g.shape[1:])) if known is None else known.clone()
+            whole[-1:] += g
+            of_outputs[place] = whole
+    return of_outputs
 
 
 def vector_gradients(own: Adjoint, delta: Tensor) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeprnn.backends.autograd import Unroll, gradients_by_autograd
+from deeprnn.backends.autograd import Unroll, gradients_by_autograd, with_own_output
 from deeprnn.backends.protocol import (
     DirectCall,
     InputProjection,
@@ -46,7 +46,9 @@ class ProjectAndUnroll(torch.autograd.Function):
         ctx.backend, ctx.projection_case, ctx.count = backend, projection_case, len(stored)
         ctx.save_for_backward(*stored, *tensors)
         ctx.set_materialize_grads(False)
-        return tuple(stored[: len(projection_case.case.cell.outputs)])
+        return tuple(
+            with_own_output(projection_case.case.cell, stored)[: len(projection_case.case.cell.outputs)]
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
@@ -76,7 +78,7 @@ class DirectUnroll(torch.autograd.Function):
         count = len(wiring.shapes)
         y, last, workspace = call.forward(x, rest[count:] or None, rest[:count], True)
         ctx.call, ctx.wiring = call, wiring
-        ctx.save_for_backward(y, workspace, x, *rest)
+        ctx.save_for_backward(y if call.reads_output else None, workspace, x, *rest)
         ctx.set_materialize_grads(False)
         return (y, *last)
 

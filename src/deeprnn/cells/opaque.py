@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 LARGE = 2**16
 """bytes of an array whose numbers are not looked at: a tensor made of it shares them"""
@@ -22,6 +23,8 @@ def content_of(value: Any) -> Any:
         return repr(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return repr(value.get_state(legacy=False))
+    if isinstance(value, torch.Generator):
+        return value.get_state().cpu().numpy().tobytes()
     return None
 
 
@@ -36,5 +39,12 @@ def restorer(value: Any) -> Callable[[], None]:
     if isinstance(value, np.random.Generator):
         generator, numbers = value.bit_generator, value.bit_generator.state
         return lambda: setattr(generator, "state", numbers)
+    if isinstance(value, torch.Generator):
+        drawn = value.get_state()
+
+        def restore() -> None:
+            value.set_state(drawn)
+
+        return restore
     known = value.get_state(legacy=False)
     return lambda: value.set_state(known)

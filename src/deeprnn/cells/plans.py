@@ -192,10 +192,9 @@ def _log_changing(name: str, changing: str) -> None:
 def _make(cell: Cell, request: Request, held: dict[str, Tensor]) -> tuple[Plan, Callable[[], Any]]:
     """A plan, and what forgets it."""
     key = f"{handle_of(cell)}-{next(_numbers)}"
-    known = {name: _known(t) for name, t in held.items()}
 
     def describe() -> tuple[Traced, Layout, Graphs]:
-        traced = _trace(cell, request, {name: _stand_in(*k) for name, k in known.items()})
+        traced = _trace(cell, request, {name: _stand_in(tensor) for name, tensor in held.items()})
         graphs = traced.graphs(torch.device(request.device))
         return traced, _laid_out(traced, graphs), graphs
 
@@ -230,18 +229,16 @@ def _trace(cell: Cell, request: Request, stand_ins: dict[str, Tensor]) -> Traced
     return trace(cell.step, cell, stand_ins, parameters, x, sizes.states, request.dtype)
 
 
-def _known(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype, Tensor | None]:
-    """A tensor's shape and type, and its numbers where it has some of its own."""
+def _stand_in(tensor: Tensor) -> Tensor:
+    """A plain tensor on the CPU to trace with: its numbers, where it has some of its own.
+
+    Called where no transformation is at work: inside torch.func.grad a detached tensor would be one of its own.
+    """
     plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and tensor.device.type != "meta"
-    numbers = tensor.detach().cpu() if plain and not is_functorch_wrapped_tensor(tensor) else None
-    return tuple(tensor.shape), tensor.dtype, numbers
-
-
-def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, numbers: Tensor | None) -> Tensor:
-    """A plain tensor on the CPU to trace with."""
-    if numbers is not None:
-        return numbers
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    if plain and not is_functorch_wrapped_tensor(tensor):
+        return tensor.detach().cpu()
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(tuple(tensor.shape), generator=generator).to(tensor.dtype)
 
 
 def _laid_out(traced: Traced, graphs: Graphs) -> Layout:

@@ -56,10 +56,12 @@ class Evaluate:
         from deeprnn.training.recipe import Recipe
         from deeprnn.training.session import load_data, pick_device
 
+        set_threads(self.threads)
         trained = load_run(self.run_folder)
         recipe = Recipe.from_dict(trained.recipe)
         self._check(trained, recipe)
-        set_threads(self.threads or int(trained.info.get("environment", {}).get("threads", 0)))
+        if not self.threads:
+            set_threads(int(trained.info.get("environment", {}).get("threads", 0)))
         data = load_data(recipe.data)
         if data.kind != "music" and trained.vocabulary != data.vocabulary:  # type: ignore[union-attr]
             raise UserError(

@@ -14,7 +14,7 @@ from deeprnn.console import console, program, show_rows, styled, two_columns, wi
 from deeprnn.errors import MissingExtra, need
 from deeprnn.model import metrics
 from deeprnn.runs.folder import Run, population
-from deeprnn.runs.summary import summary
+from deeprnn.runs.summary import MARK, summary
 from deeprnn.training import saving
 
 if TYPE_CHECKING:
@@ -211,14 +211,19 @@ COLUMNS = ("run", "model", "data", "status", "epoch", "valid", "test", "paper", 
 
 def show_results(runs: Sequence[Run], columns: Sequence[str] = COLUMNS) -> None:
     """Print runs with their results."""
-    rows = []
+    rows, notes = [], list[str]()
     for run in runs:
         row = summary(run)
-        row |= {"run": run.name, "model": row["label"].removesuffix("-RNN"), "epoch": row["best_epoch"]}
+        notes.append("; ".join(row["marks"]))
+        name = f"{run.name} {MARK}" if row["marks"] else run.name
+        row |= {"run": name, "model": row["label"].removesuffix("-RNN"), "epoch": row["best_epoch"]}
         rows.append([_cell(row[name]) for name in columns])
     unknown = ["paper"] if all(cells[columns.index("paper")] == "-" for cells in rows) else []
     spare = [name for name in (*unknown, "metric", "data", "train", "status") if name in columns]
     show_rows(columns, rows, right=("epoch", "train", "valid", "test", "paper"), spare=spare)
+    for told in dict.fromkeys(filter(None, notes)):
+        names = ", ".join(run.name for run, note in zip(runs, notes, strict=True) if note == told)
+        console().print(f"{MARK} {told}: {names}", style="dim")
 
 
 def _cell(value: Any) -> str:

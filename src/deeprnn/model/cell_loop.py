@@ -16,6 +16,7 @@ from deeprnn.cells.cell import Cell, handle_of
 from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import DrawSpec, Layout, Request
 from deeprnn.errors import UserError
+from deeprnn.model.overrides import refresh_weights
 from deeprnn.model.tracing import traced_backend
 
 
@@ -40,6 +41,8 @@ def unroll_cell(
     `tensors` replace those that the cell holds, by path; `drawn` are the random numbers of `draw_specs`, (T, B, ·) or,
     for a whole sequence, (B, ·), and are drawn here where they are not given.
     """
+    if tensors is None:
+        refresh_weights(cell)  # `step` is read, the cell itself not called
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors there; a trace is of torch's operations
         return plain_loop(cell, x, states, reset, tensors, "reference", _may_write(cell))
     backend = traced_backend(backend, x, *states)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -23,13 +23,15 @@ from deeprnn.model.explain import explain
 from deeprnn.model.recurrent_base import RecurrentBase
 from deeprnn.model.sequence_layer import Unrolled
 
+S = TypeVar("S")
+"""a layer's state: a tensor, or a tuple of them"""
 TORCH_CELLS: dict[str, Callable[..., Any]] = {"GRU": torch.gru_cell, "LSTM": torch.lstm_cell}
 """one step of the layers that torch has too"""
 RECURRENT = ("weight_hh", "weight_hr")
 """matrices that multiply a state, by their cells' names"""
 
 
-class DropIn(RecurrentBase):
+class DropIn(RecurrentBase, Generic[S]):
     """A drop-in layer of cells.
 
     Each level and direction has a cell without numbers of its own, which says how parameters named as in torch.nn,
@@ -129,14 +131,46 @@ class DropIn(RecurrentBase):
             and by_torch(self.backend, self.recurrent_weights, x, *states)
         )
 
-    def forward(  # type: ignore[override]
+    @overload
+    def forward(
         self,
-        input: Tensor | PackedSequence,
-        hx: Any = None,
+        input: Tensor,
+        hx: S | None = None,
         reset: Tensor | None = None,
         lengths: Any = None,
-        return_all_states: bool = False,
-    ) -> Any:
+        return_all_states: Literal[False] = False,
+    ) -> tuple[Tensor, S]: ...
+    @overload
+    def forward(
+        self,
+        input: PackedSequence,
+        hx: S | None = None,
+        reset: None = None,
+        lengths: None = None,
+        return_all_states: Literal[False] = False,
+    ) -> tuple[PackedSequence, S]: ...
+    @overload
+    def forward(
+        self,
+        input: Tensor,
+        hx: S | None = None,
+        reset: Tensor | None = None,
+        lengths: Any = None,
+        *,
+        return_all_states: Literal[True],
+    ) -> tuple[Tensor, S, list[list[Tensor]]]: ...
+    @overload
+    def forward(
+        self,
+        input: PackedSequence,
+        hx: S | None = None,
+        reset: None = None,
+        lengths: None = None,
+        *,
+        return_all_states: Literal[True],
+    ) -> tuple[PackedSequence, S, list[list[PackedSequence]]]: ...
+
+    def forward(self, input, hx=None, reset=None, lengths=None, return_all_states=False):  # type: ignore[override]
         """(output, h_n) as torch.nn's, with `return_all_states` also every sequence inside, as a list of lists.
 
         `reset` marks steps before which a new sequence begins, `lengths` says where padded sequences end.
@@ -146,6 +180,12 @@ class DropIn(RecurrentBase):
             if done is not None:
                 return done
         return self.results(input, hx, reset, lengths, return_all_states)
+
+    if TYPE_CHECKING:  # for `nn.Module` a call takes and gives anything; here it is as `forward`
+
+        @property
+        def __call__(self):  # type: ignore[override]
+            return self.forward
 
     def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Any] | None:
         """Output and last states by the short way, None where there is none for this call."""
@@ -175,7 +215,7 @@ class DropIn(RecurrentBase):
         return explain(self, self._cells, [self._tensors(i) for i in range(len(self._cells))])
 
 
-class GRU(DropIn):
+class GRU(DropIn[Tensor]):
     """`torch.nn.GRU`; with `intermediate_sizes` a deep transition computes the candidate (`cells.gru.GRU`)."""
 
     def __init__(
@@ -195,12 +235,12 @@ class GRU(DropIn):
         backend: str = "auto",
     ) -> None:
         if proj_size:
-            raise ValueError("proj_size argument is only supported for LSTM, not GRU")
+            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
         super().__init__("GRU", GRUCell, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
                          0, intermediate_sizes, device, dtype, backend)  # fmt: skip
 
 
-class LSTM(DropIn):
+class LSTM(DropIn[tuple[Tensor, Tensor]]):
     """`torch.nn.LSTM`; with `intermediate_sizes` a deep transition computes the candidate (`cells.lstm.LSTM`)."""
 
     def __init__(

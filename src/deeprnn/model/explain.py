@@ -27,8 +27,8 @@ INFIX = {"add": " + ", "subtract": " − ", "multiply": " · ", "divide": " / "}
 
 def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Tensor]] | None = None) -> str:
     """The text of a layer's `explain()`."""
-    dtype = layer.weights_dtype()
-    device = str(next((p.device for p in layer.parameters()), torch.device("cpu")))
+    dtype, weight = layer.weights_dtype(), layer.first_weight()
+    device = "cpu" if weight is None else str(weight.device)
     symbols = bool(getattr(cells[0], "symbols", False))
     request = Request(torch.int64 if symbols else dtype, dtype, device)
     texts: dict[str, list[str]] = {}

@@ -84,6 +84,7 @@ class DeepRNN(RecurrentBase):
         dtype: the parameters' type. Input and first state must have it too, except under autocast. There the
             input's products run in autocast's type; output and state keep the parameters', where those of
             `nn.RNN` take autocast's.
+        proj_size: 0; projected states are `deeprnn.LSTM`'s.
         intermediate_sizes: width, or widths, of the layers between h_{t-1} and h_t; none is a depth of 1.
         intermediate_nonlinearity: unit of those layers; None takes `nonlinearity`.
         shortcut: which layers also read h_{t-1} directly: "none", the "last", or "all" above the first. At
@@ -124,12 +125,15 @@ class DeepRNN(RecurrentBase):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
+        proj_size: int = 0,
         intermediate_sizes: int | Sequence[int] = (),
         intermediate_nonlinearity: str | Unit | None = None,
         shortcut: Shortcut = "none",
         input_to: Place = "first",
         backend: str = "auto",
     ) -> None:
+        if proj_size:
+            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
         phi = name_unit("nonlinearity", nonlinearity)
         sizes = (input_size, hidden_size, num_layers)
         super().__init__(f"RNN_{phi.upper()}", *sizes, bias, batch_first, dropout, bidirectional, 0, backend)

@@ -14,6 +14,7 @@ from deeprnn.cells.cell import Cell
 from deeprnn.cells.highway import RHN as RHNCell
 from deeprnn.errors import UserError
 from deeprnn.model.cell_loop import call_cell, unroll_cell
+from deeprnn.model.direct_call import call_cell_directly
 from deeprnn.model.explain import explain
 from deeprnn.model.sequence_layer import SequenceLayer, Unrolled
 
@@ -97,7 +98,25 @@ class Recurrent(SequenceLayer):
         which a new sequence begins, `lengths` says where padded sequences end: outputs behind are zero. The third
         result has, for every level and direction, all states and then all other outputs of the cell's stages.
         """
+        if reset is None and lengths is None and return_all_states is False:  # torch.fx may give stand-ins
+            done = self._call_directly(input, state)
+            if done is not None:
+                return done
         return self.results(input, state, reset, lengths, return_all_states)
+
+    def _call_directly(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
+        """Output and last states by the short way, None where there is none for this call."""
+        if torch.compiler.is_compiling() or type(self) not in (Recurrent, RHN) or len(self.cells) != 1:
+            return None
+        cell = self.cells[0]
+        if cell.output is not None:
+            return None
+        states = state if state is None or isinstance(state, (tuple, list)) else [state]
+        results = call_cell_directly(cell, input, states, self.batch_first, self.backend)
+        if results is None:
+            return None
+        output, last = results
+        return output, self._as_state(last)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """One step, for streaming: x (B, I) or symbols (B,), the state as `forward` takes and gives it."""
@@ -132,9 +151,9 @@ class Recurrent(SequenceLayer):
         each = [cell.initial_state(x.shape[1]) for cell in self.cells]
         return [torch.stack(h).to(x.device) for h in zip(*each, strict=True)]
 
-    def weights_dtype(self) -> torch.dtype:
-        """The type of the first parameter; a replica of `nn.DataParallel` has none in its list."""
-        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    def first_weight(self) -> Tensor | None:
+        """The first parameter that has gradients; a replica of `nn.DataParallel` has none in its list."""
+        return next((p for p in self.parameters() if p.is_floating_point()), None)
 
     def explain(self) -> str:
         """What is computed before the loop, what in every step, what backward saves, and by which backend.
@@ -147,7 +166,7 @@ class Recurrent(SequenceLayer):
 class RHN(Recurrent):
     """A recurrent highway network (`cells.highway.RHN`): `depth` gated layers between one state and the next.
 
-    `options` are the cell's: `recurrent_dropout`, `zoneout`, `device`, `dtype`.
+    `recurrent_dropout` and `zoneout` are probabilities of the cell, in training.
     """
 
     takes_symbols = False
@@ -162,9 +181,18 @@ class RHN(Recurrent):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
+        recurrent_dropout: float = 0.0,
+        zoneout: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
         backend: str = "auto",
-        **options: Any,
     ) -> None:
+        options = {
+            "recurrent_dropout": recurrent_dropout,
+            "zoneout": zoneout,
+            "device": device,
+            "dtype": dtype,
+        }
         cell = RHNCell(input_size, hidden_size, depth, **options)
         super().__init__(cell, num_layers, batch_first, bidirectional, dropout, backend)
         self.hidden_size, self.depth = hidden_size, depth

@@ -67,13 +67,13 @@ class RecurrentBase(SequenceLayer, nn.RNNBase):
     def _flat_weights(self) -> list[Tensor]:
         return [getattr(self, name) for name in self._flat_weights_names]
 
-    def weights_dtype(self) -> torch.dtype:
-        """The parameters' type, without computing a parametrized one."""
+    def first_weight(self) -> Tensor:
+        """A parameter, without computing a parametrized one."""
         for parameter in self.__dict__["_parameters"].values():  # ordinarily: no walk through all submodules
             if parameter is not None:
-                return parameter.dtype
+                return parameter
         weight = next(self.parameters(), None)  # a replica of `nn.DataParallel` has them as plain attributes
-        return (getattr(self, self._all_weights[0][0]) if weight is None else weight).dtype
+        return getattr(self, self._all_weights[0][0]) if weight is None else weight
 
     def extra_repr(self) -> str:
         return ", ".join([str(self.input_size), str(self.hidden_size), *self.changed_settings()])

@@ -90,9 +90,14 @@ class SequenceLayer(Traceable):
         """Whether `step_direction` serves a call of one step better, x (1, B, ·)."""
         return False
 
+    def first_weight(self) -> Tensor | None:
+        """A parameter, for the type and the device of all of them."""
+        raise NotImplementedError
+
     def weights_dtype(self) -> torch.dtype:
         """The type of the parameters, and of the states."""
-        raise NotImplementedError
+        weight = self.first_weight()
+        return torch.get_default_dtype() if weight is None else weight.dtype
 
     # ---- a whole sequence
 
@@ -243,11 +248,12 @@ class SequenceLayer(Traceable):
             else:
                 expected, got = f"{names} must be a Tensor", type(state).__name__
             raise TypeError(f"{self._name}: {expected} or None, got {got}")
-        wrong = next((h.dim() for h in states if h.dim() != (3 if batched else 2)), None)
-        if wrong is not None:
-            kind, dims = ("batched 3-D", 3) if batched else ("unbatched 2-D", 2)
+        kind, dims = ("batched 3-D", 3) if batched else ("unbatched 2-D", 2)
+        if any(h.dim() != dims for h in states):
+            got = ", ".join(f"{h.dim()}-D" for h in states)
             raise RuntimeError(
-                f"For {kind} input, {' and '.join(self.state_names)} should also be {dims}-D but got {wrong}-D tensor"
+                f"For {kind} input, {' and '.join(self.state_names)} should also be {dims}-D but got "
+                f"{f'({got}) tensors' if several else f'{got} tensor'}"
             )
         states = [h if batched else h.unsqueeze(1) for h in states]
         dtype = self.weights_dtype()
@@ -309,7 +315,13 @@ class SequenceLayer(Traceable):
             raise RuntimeError(f"Expected sequence length to be larger than 0 in {self._name}")
 
     def _check_type(self, x: Tensor) -> None:
-        """The parameters' type is the input's too, unless autocast changes both or the input is symbols."""
+        """The input is where the parameters are, and has their type, unless autocast changes both or it is symbols."""
+        weight = self.first_weight()
+        if weight is not None and x.device != weight.device:
+            raise RuntimeError(
+                f"Input and parameter tensors are not at the same device, found input tensor at {x.device} and "
+                f"parameter tensor at {weight.device}"
+            )
         if not self._are_symbols(x):
             check_dtype(self._name, x, self.weights_dtype())
 

@@ -18,6 +18,7 @@ from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
 from deeprnn.reproduction.layout import aligned, markdown_table
 from deeprnn.reproduction.statistics import plus_minus
+from deeprnn.runs.summary import MARK
 
 __all__ = ["FOLDER", "TITLES", "markdown", "read_ledger", "rows", "text_tables"]
 
@@ -28,8 +29,6 @@ CAPTIONS = {
     3: "Table 3, Penn Treebank: bits per character and perplexity, test",
 }
 NONE = "—"
-MARK = "†"
-"""after a number that has runs cut off by time, or of code with changes in no commit"""
 TWICE = (("train", 201, "valid", 3), ("train", 267, "test", 99))
 """songs of Nottingham that stand in two splits, counted from 0; a test finds them in the data"""
 

@@ -406,24 +406,30 @@ def command_line() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the code, None outside a git checkout; `+` marks a checkout with changes.
+    """The commit of the code, None outside a git checkout; `+` marks changes or new files anywhere in the package.
 
     $DEEPRNN_COMMIT goes first: where code was copied to another machine, only who copied it knows.
     """
     if told := os.environ.get("DEEPRNN_COMMIT"):
         return told
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "--short=12", "HEAD")
-    if head is None or git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+    file = Path(__file__)
+    package = file.parents[1]
+    head = _git(package, "rev-parse", "--short=12", "HEAD")
+    if head is None or _git(package, "ls-files", "--error-unmatch", str(file)) is None:
         return None  # installed somewhere inside another project's checkout
-    return f"{head}+" if git("status", "--porcelain", "--untracked-files=no", "--", str(here)) else head
+    changes = _git(package, "status", "--porcelain", "--", str(package))
+    return None if changes is None else f"{head}+" if changes else head
+
+
+def has_changes(path: Path) -> bool:
+    """Whether a file lies in a git checkout and is in no commit as it is now."""
+    return bool(_git(path.absolute().parent, "status", "--porcelain", "--", path.name))
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says there, None where it does not know."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -32,7 +32,7 @@ def entry(run: Run, info: Mapping[str, Any] | None = None) -> dict[str, Any]:
         **{key: info.get(key) for key in copied},
         "dirty": None if code is None else code.endswith("+"),
         "command": info.get("command"),
-        "data": {key: info["data"].get(key) for key in ("name", "kind")},
+        "data": {key: info["data"].get(key) for key in ("name", "kind", "fingerprint")},
         "model": run.recipe["model"]["kind"],
         "recipe": run.recipe,
         "first_stage": None if first is None else first["recipe"],

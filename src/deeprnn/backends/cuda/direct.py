@@ -21,7 +21,7 @@ from deeprnn.backends.cuda.gemm.outer_products import MOST_OUTS, SumBlock, Targe
 from deeprnn.backends.cuda.recording import NotRecordable, Recorder, Recording, StandIn
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.schedule import lower
-from deeprnn.backends.gradients import shared_products
+from deeprnn.backends.gradients import covered_once, gradients_of_outputs, shared_products
 from deeprnn.backends.protocol import Inputs, KeptTensors, ProjectionCase
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import adjoint
@@ -50,34 +50,19 @@ def direct_call(projection_case: ProjectionCase, wiring: Wiring) -> DirectCall |
 def _separable(wiring: Wiring) -> bool:
     """Whether every number of every matrix has its gradient in one sum, and the kernel's table holds all of them."""
     own = adjoint(wiring.cell)
-    areas = [0] * len(wiring.cell.matrices)
-    parts = 0
-    for product in shared_products(own):
-        for segment in product.segments:
-            areas[segment.matrix] += segment.rows * wiring.cell.size_of(product.vector)
-            parts += 1
-    if areas != [rows * columns for rows, columns in wiring.cell.matrices] or _tied(wiring):
+    if not covered_once(own):
         return False
     places = list(own.vector_columns.values())
     if len(places) != len(wiring.vectors) or any(rows.step != 1 for rows in places):
         return False
+    parts = sum(len(product.segments) for product in shared_products(own))
     return parts + len(wiring.U) + len(wiring.biases) + len(wiring.vectors) <= MOST_OUTS
-
-
-def _tied(wiring: Wiring) -> bool:
-    """Whether some row of a matrix serves two products with the same columns."""
-    seen: set[tuple[int, int, int]] = set()
-    for product in shared_products(adjoint(wiring.cell)):
-        for segment in product.segments:
-            rows = {(segment.matrix, segment.row + i, segment.column) for i in range(segment.rows)}
-            if rows & seen:
-                return True
-            seen |= rows
-    return False
 
 
 class DirectCall:
     """The calls of one wiring at one shape."""
+
+    reads_output = True
 
     def __init__(self, projection_case: ProjectionCase, wiring: Wiring) -> None:
         self.projection_case, self.wiring, self.case = projection_case, wiring, projection_case.case
@@ -161,7 +146,10 @@ class DirectCall:
         self, gradients: Sequence[Tensor | None], saved: KeptTensors, wants_x: bool, wants_parameters: bool
     ) -> Sequence[Tensor | None]:
         """See `protocol.DirectCall`."""
-        own_gradients = [None if g is None else g.contiguous() for g in self._of_sequences(gradients)]
+        own_gradients = [
+            None if g is None else g.contiguous()
+            for g in gradients_of_outputs(self.case.cell, self.steps, gradients)
+        ]
         key = (*[g is not None for g in own_gradients], wants_x, wants_parameters)
         recording = self._backward.get(key) or self._record_backward(key, own_gradients)
         stream = stream_of(self.device)
@@ -169,6 +157,7 @@ class DirectCall:
         results = [torch.empty(self._numbers, device=self.device)] if wants_parameters else []
         if wants_x:
             results.append(torch.empty(self.delta, device=self.device))
+        assert saved.y is not None
         addresses = [t.data_ptr() for t in (x, *first, *saved.parameters, saved.y)]
         addresses.append(0 if saved.workspace is None else saved.workspace.data_ptr())
         addresses += [t.data_ptr() for t in (*own_gradients, *results) if t is not None]
@@ -178,18 +167,6 @@ class DirectCall:
         if not wants_parameters:
             return [d_x, *[None] * len(saved.parameters)]
         return [d_x, *unflatten(results[0], saved.parameters)]
-
-    def _of_sequences(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of all outputs of the cell, from those of the first state's sequence and of the last states."""
-        of_outputs: list[Tensor | None] = [None] * len(self.case.cell.outputs)
-        of_outputs[self.places[0]], *of_last = gradients
-        for place, g in zip(self.places, of_last, strict=True):
-            if g is not None:
-                known = of_outputs[place]
-                whole = g.new_zeros((self.steps, *g.shape[1:])) if known is None else known.clone()
-                whole[-1:] += g
-                of_outputs[place] = whole
-        return of_outputs
 
     def _input_gradient(self, delta: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         entry = delta[..., : self.case.cell.entry_width].flatten(0, 1)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.layout import markdown_table
 from deeprnn.reproduction.statistics import mean, plus_minus
-from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, results, title
+from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, remarks, results, title
 from deeprnn.reproduction.study.dynamic import read_dynamic
 from deeprnn.reproduction.study.jobs import Runs
 from deeprnn.reproduction.study.plan_file import Contender, Goal, Study, member_key, members, read_study
@@ -36,7 +36,8 @@ def table(study: Study, ledger: Path) -> str:
     headings = ("test", "best known", "goal", f"{study.control} twin", f"{study.tested} twin", "reached",
                 f"{study.tested} better?")  # fmt: skip
     lines = [_cells(goal, outcome, runs, dynamic) for goal in study.goals]
-    return f"{markdown_table(headings, lines)}\n\n{_state(outcome, runs)}\n"
+    parts = [markdown_table(headings, lines), *remarks(outcome.scores), _state(outcome, runs)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _cells(goal: Goal, outcome: Results, runs: Runs, dynamic: Mapping[str, Any]) -> list[str]:

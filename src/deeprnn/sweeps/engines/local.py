@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -47,8 +48,8 @@ class LocalEngine:
         self.turn = count()
         self.pool: ThreadPoolExecutor | None = None
         self.idle: list[ProcessPoolExecutor] = []
-        self.workers: set[ProcessPoolExecutor] = set()
-        """one process each: the death of one is then nobody else's"""
+        self.workers: dict[ProcessPoolExecutor, Future[int]] = {}
+        """one process each, and its number: the death of one is then nobody else's"""
         self.manager: _Manager | None = None
         self.board: Any = Board()
 
@@ -78,14 +79,14 @@ class LocalEngine:
                 inner = worker.submit(work, *arguments)
                 break
             except BrokenProcessPool:  # it was killed while it had nothing to do
-                self.workers.discard(worker)
+                self.workers.pop(worker, None)
         outer: Future[Any] = Future()
         outer.set_running_or_notify_cancel()
 
         def ended(done: Future[Any]) -> None:
             error = done.exception()
             if isinstance(error, BrokenProcessPool):
-                self.workers.discard(worker)
+                self.workers.pop(worker, None)
                 outer.set_exception(Lost("a worker process died: it was killed, or memory ran out"))
                 return
             self.idle.append(worker)
@@ -104,15 +105,24 @@ class LocalEngine:
             initializer=_enter,
             initargs=(os.getpid(), max(1, threads.cores() // self.slots)),
         )
-        self.workers.add(worker)
+        self.workers[worker] = worker.submit(os.getpid)
         return worker
 
     def __exit__(self, *error: object) -> None:
+        if isinstance(error[1], KeyboardInterrupt):
+            self._kill()
         for pool in (*self.workers, *([self.pool] if self.pool else [])):
             pool.shutdown(wait=True)
         if self.manager is not None:
             self.manager.shutdown()
         sys.setswitchinterval(self.switch)
+
+    def _kill(self) -> None:
+        """End workers that were asked to save and stop, and hang: nobody waits for them any more."""
+        for number in [*self.workers.values()]:
+            if number.done() and number.exception() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number.result(), signal.SIGKILL)
 
 
 def _gpus(device: str) -> list[str]:

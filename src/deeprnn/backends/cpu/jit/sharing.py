@@ -78,6 +78,18 @@ def share(
         threads.release()
 
 
+def share_freely(work: int, run: Callable[[int], None]) -> None:
+    """Run a call whose parts do not wait for each other, by as many threads as pay; `work` as in `share`."""
+    count = min(torch.get_num_threads(), work // WORK_PER_THREAD)
+    if count < 2 or not threads.acquire():
+        run(1)
+        return
+    try:
+        run(count)
+    finally:
+        threads.release()
+
+
 def sharings(batch: int, members: int, count: int, unpacked: bool) -> list[Sharing]:
     """The ways that may be fastest."""
     shares = 1 if count <= members else min(count, batch)
