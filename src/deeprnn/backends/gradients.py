@@ -141,16 +141,16 @@ def gradients_of_outputs(
     cell: CellDescription, steps: int, gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Those of all outputs of a cell, from those of the first state's sequence and of the last states (1, B, n)."""
-    found: list[Tensor | None] = [None] * len(cell.outputs)
+    of_outputs: list[Tensor | None] = [None] * len(cell.outputs)
     places = [cell.outputs.index(o) for o in cell.new_states]
-    found[places[0]], *of_last = gradients
+    of_outputs[places[0]], *of_last = gradients
     for place, g in zip(places, of_last, strict=True):
         if g is not None:
-            known = found[place]
+            known = of_outputs[place]
             whole = g.new_zeros((steps, *g.shape[1:])) if known is None else known.clone()
             whole[-1:] += g
-            found[place] = whole
-    return found
+            of_outputs[place] = whole
+    return of_outputs
 
 
 def vector_gradients(own: Adjoint, delta: Tensor) -> list[Tensor]:

@@ -112,10 +112,10 @@ class Recurrent(SequenceLayer):
         if cell.output is not None:
             return None
         states = state if state is None or isinstance(state, (tuple, list)) else [state]
-        found = call_cell_directly(cell, input, states, self.batch_first, self.backend)
-        if found is None:
+        results = call_cell_directly(cell, input, states, self.batch_first, self.backend)
+        if results is None:
             return None
-        output, last = found
+        output, last = results
         return output, self._as_state(last)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:

@@ -126,13 +126,13 @@ class Study:
 
         Recipes count by their identity, which a new field with a default leaves as it is; a user's cell by its file.
         """
-        found = [
+        members_of_all = [
             recipes_of(self, contender, data, trial)
             for contender, data in self.entrants()
             for trial in self.family(contender).trials
         ]
-        recipes = json.dumps([identity(*both) for both in found])
-        code = b"".join(map(lookup.code, sorted({recipe.model.cell for recipe, _ in found})))
+        recipes = json.dumps([identity(*both) for both in members_of_all])
+        code = b"".join(map(lookup.code, sorted({recipe.model.cell for recipe, _ in members_of_all})))
         return hashlib.sha256(self.path.read_bytes() + recipes.encode() + code).hexdigest()
 
 
