@@ -99,7 +99,9 @@ class Recurrent(SequenceLayer):
         result has, for every level and direction, all states and then all other outputs of the cell's stages.
         """
         if reset is None and lengths is None and return_all_states is False:  # torch.fx may give stand-ins
-            done = self._call_directly(input, state)
+            done = self.one_step(input, state)
+            if done is None:
+                done = self._call_directly(input, state)
             if done is not None:
                 return done
         return self.results(input, state, reset, lengths, return_all_states)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from deeprnn.backends.single_step import as_sequence
+from deeprnn.backends.transformations import PLAIN
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import check_dtype, check_settings
 from deeprnn.model.overrides import refresh_weights
@@ -100,6 +101,19 @@ class SequenceLayer(Traceable):
         return torch.get_default_dtype() if weight is None else weight.dtype
 
     # ---- a whole sequence
+
+    def one_step(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
+        """(output, state) of a call of one step that `steps_alone`; None where the call is to go the ordinary way."""
+        if type(input) not in PLAIN or input.dim() != 3 or input.shape[-1] != self.input_size:
+            return None
+        x = input.transpose(0, 1) if self.batch_first else input
+        states = state if isinstance(state, (tuple, list)) else () if state is None else (state,)
+        if x.shape[0] != 1 or not all(type(h) in PLAIN for h in states) or not self.steps_alone(x, states):
+            return None
+        self._check_type(x)
+        y, new = self._step_levels(x[0], self._first_states(state, x, True))
+        output = as_sequence(y)
+        return (output.transpose(0, 1) if self.batch_first else output), self._as_state(new)
 
     def results(
         self, input: Tensor | PackedSequence, state: Any, reset: Tensor | None, lengths: Any, keep: bool
