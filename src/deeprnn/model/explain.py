@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, fx
 from deeprnn.backends.choose import choose, why_not
 from deeprnn.backends.registry import PREFERENCE
 from deeprnn.cells.adjoint import adjoint
-from deeprnn.cells.cell import Cell
+from deeprnn.cells.cell import OWN_START, Cell, has_own_start
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Vector
 from deeprnn.cells.expressions import Expression
 from deeprnn.cells.plans import Plan, Request, plan_of
@@ -28,7 +29,8 @@ INFIX = {"add": " + ", "subtract": " − ", "multiply": " · ", "divide": " / "}
 def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Tensor]] | None = None) -> str:
     """The text of a layer's `explain()`."""
     dtype = layer.weights_dtype()
-    device = str(next((p.device for p in layer.parameters()), torch.device("cpu")))
+    held = chain(layer.parameters(), layer.buffers())
+    device = str(next((t.device for t in held), torch.device("cpu")))
     symbols = bool(getattr(cells[0], "symbols", False))
     request = Request(torch.int64 if symbols else dtype, dtype, device)
     texts: dict[str, list[str]] = {}
@@ -95,6 +97,8 @@ def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
         lines += _stage(plan.traced.cell, s, names)
     lines += [f"  where {meaning}" for name, meaning in MEANINGS.items() if f"{name}(" in "".join(lines)]
     lines += [*_backward(plan.traced.cell, names), _backend(plan.traced.cell, request, backend)]
+    if has_own_start(cell):
+        lines.append(f"with reset marks: by the plain loop, because {OWN_START}")
     return "\n".join(lines)
 
 

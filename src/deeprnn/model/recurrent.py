@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -133,8 +134,9 @@ class Recurrent(SequenceLayer):
         return [torch.stack(h).to(x.device) for h in zip(*each, strict=True)]
 
     def weights_dtype(self) -> torch.dtype:
-        """The type of the first parameter; a replica of `nn.DataParallel` has none in its list."""
-        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+        """The type of the first parameter, or buffer; a replica of `nn.DataParallel` has none in its list."""
+        held = chain(self.parameters(), self.buffers())
+        return next((t.dtype for t in held if t.is_floating_point()), torch.get_default_dtype())
 
     def explain(self) -> str:
         """What is computed before the loop, what in every step, what backward saves, and by which backend.
