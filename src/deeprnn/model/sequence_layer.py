@@ -92,7 +92,7 @@ class SequenceLayer(Traceable):
         return False
 
     def first_weight(self) -> Tensor | None:
-        """A parameter, for the type and the device of all of them."""
+        """A parameter or buffer, for the type and the device of all of them."""
         raise NotImplementedError
 
     def weights_dtype(self) -> torch.dtype:
@@ -143,6 +143,10 @@ class SequenceLayer(Traceable):
             x, marks = x.transpose(0, 1), None if marks is None else marks.transpose(0, 1)
         self._check_marks(marks, x)
         ends = self._check_lengths(lengths, x, batched)
+        behind = None
+        if ends is not None:  # nothing of what lies there may reach a result or a gradient, NaN included
+            behind = torch.arange(x.shape[0], device=x.device).unsqueeze(1) >= ends  # (T, B)
+            x = x.masked_fill(behind.view(*behind.shape, *[1] * (x.dim() - 2)), 0)
         first = self._first_states(state, x, batched)
         if marks is None and ends is None and not keep and self.steps_alone(x, first):
             y, new = self._step_levels(x[0], first)
@@ -151,10 +155,8 @@ class SequenceLayer(Traceable):
             result = self._run_levels(x, first, marks, ends, keep)
 
         def arrange(y: Tensor) -> Tensor:
-            if ends is not None:
-                y = y * (torch.arange(y.shape[0], device=y.device).unsqueeze(1) < ends).unsqueeze(-1).to(
-                    y.dtype
-                )
+            if behind is not None:
+                y = y.masked_fill(behind.unsqueeze(-1), 0)
             return y.squeeze(1) if not batched else y.transpose(0, 1) if self.batch_first else y
 
         states = [h if batched else h.squeeze(1) for h in result.states]
