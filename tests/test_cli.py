@@ -88,6 +88,7 @@ def test_the_help_of_train_shows_the_values_of_the_recipe_that_is_named(capsys):
         ("train jsb", "--patience", "--stop.patience"),
         ("train jsb", "--stop.epoch", "'stop.epochs'"),
         ("train jsb", "--treads", "--threads"),
+        ("train jsb", "--frates", "--rates"),
         ("generate runs/x", "--lenght", "--length"),
         ("data show jsb", "--indx=3", "--index"),
     ],
@@ -97,6 +98,8 @@ def test_an_unknown_option_is_told_the_nearest_and_not_all(command, option, mean
     status, _, err = outcome(capsys, *command.split(), option, *value)
     assert status == 2
     assert f"did you mean {meant}" in err or f"or {meant}?" in err
+    near = err.partition("did you mean ")[2].partition("?")[0].split(" or ")
+    assert len(near) == len(set(near)), "a name that is an option and a field stands there once"
     assert len(err) < 200
 
 

@@ -42,9 +42,15 @@ def test_both_stages_in_one_call(tmp_path, changes, kind):
 
 @pytest.mark.parametrize(
     ("words", "first", "second"),
-    [(["--epochs", "1"], 1, 1), (["--stop.epochs", "3", "--pretrain.epochs", "2"], 2, 3), ([], 0, 0)],
+    [
+        (["--epochs", "1"], (1, 0), (1, 0)),
+        (["--stop.epochs", "3", "--pretrain.epochs", "2"], (2, 0), (3, 0)),
+        (["--minutes", "4"], (0, 2), (0, 2)),
+        (["--epochs", "1", "--minutes", "4", "--pretrain.minutes", "1"], (1, 1), (1, 4)),
+        ([], (0, 0), (0, 0)),
+    ],
 )
-def test_a_limit_of_epochs_on_the_command_line_holds_for_both_stages(words, first, second, monkeypatch):
+def test_limits_on_the_command_line_hold_for_both_stages(words, first, second, monkeypatch):
     from deeprnn.commands import train
 
     seen = []
@@ -53,7 +59,8 @@ def test_a_limit_of_epochs_on_the_command_line_holds_for_both_stages(words, firs
     assert train.Train.from_argv(["paper/jsb/dots", "--device", "cpu", "--quiet", *words]).run() == 0
     stage = first_stage(seen[0])
     assert stage is not None
-    assert (stage.stop.epochs, seen[0].stop.epochs) == (first, second)
+    limits = [(r.stop.epochs, r.stop.minutes) for r in (stage, seen[0])]
+    assert limits == [first, second]
     assert stage.stop.patience == load_recipe("paper/jsb/dts").stop.patience
 
 

@@ -182,7 +182,8 @@ def _grouped(words: Sequence[str], options: Mapping[str, Argument]) -> Iterator[
 
 
 def _nearest(name: str, known: Sequence[str]) -> list[str]:
-    return [f"--{other}" for other in nearest(name.strip("-"), [k.strip("-") for k in known], count=2)]
+    names = dict.fromkeys(k.strip("-") for k in known)  # some options are recipe fields too
+    return [f"--{other}" for other in nearest(name.strip("-"), list(names), count=2)]
 
 
 def _description(command: type) -> str:

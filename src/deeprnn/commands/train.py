@@ -43,9 +43,9 @@ class Train:
     deeprnn train bach --model my_cells.py:Paced --model.cell-options depth=3
 
     Every field of a recipe can be changed by its dotted name, such as --optimiser.rate 0.5, the most used ones
-    by a short one: --epochs (of every stage: a DOT(S) or sRNN has a first one), --minutes, --hidden, --lr,
-    --batch-size, --dropout. `deeprnn train DATA --help` shows their values for that data. Ctrl-C saves and says how
-    to go on (exit status 130; 143 after SIGTERM).
+    by a short one: --epochs (of every stage: a DOT(S) or sRNN has a first one), --minutes (of all stages
+    together), --hidden, --lr, --batch-size, --dropout. `deeprnn train DATA --help` shows their values for that data.
+    Ctrl-C saves and says how to go on (exit status 130; 143 after SIGTERM).
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
@@ -176,12 +176,20 @@ class Train:
 
 
 def _every_stage(recipe: Recipe, typed: Sequence[str]) -> Recipe:
-    """A limit of epochs from the command line holds for the first stage too, unless that has one of its own."""
+    """Limits from the command line hold for the first stage too, unless that is typed one of its own.
+
+    Of epochs each stage has as many, of minutes each has half: a person who gives five means five.
+    """
     from deeprnn.training.recipe import override
 
-    if "stop.epochs" not in typed or "pretrain.epochs" in typed or not recipe.pretrain.recipe:
+    if not recipe.pretrain.recipe:
         return recipe
-    return override(recipe, {"pretrain.epochs": recipe.stop.epochs})
+    changes: dict[str, object] = {}
+    if "stop.epochs" in typed and "pretrain.epochs" not in typed:
+        changes["pretrain.epochs"] = recipe.stop.epochs
+    if "stop.minutes" in typed and "pretrain.minutes" not in typed:
+        changes |= dict.fromkeys(("pretrain.minutes", "stop.minutes"), recipe.stop.minutes / 2)
+    return override(recipe, changes)
 
 
 def described(words: Sequence[str], overrides: Sequence[tuple[str, str]]) -> tuple[Recipe | None, str]:

@@ -256,6 +256,8 @@ class PretrainPart:
     """the transferred parameters' rate, as a share of the others'"""
     epochs: int = 0
     """of the first stage at most; 0: as many as its recipe says"""
+    minutes: float = 0.0
+    """of the first stage at most; 0: as its recipe says"""
 
 
 @dataclass(frozen=True)

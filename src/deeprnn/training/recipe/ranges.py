@@ -51,6 +51,7 @@ _BOUNDS: dict[str, tuple[float, float, str]] = {
     "stop.minutes": (0, math.inf, "not negative and finite"),
     "pretrain.rate": (0, math.inf, "not negative and finite"),
     "pretrain.epochs": (0, math.inf, "not negative"),
+    "pretrain.minutes": (0, math.inf, "not negative and finite"),
     "save.seconds": (0, math.inf, "not negative and finite"),
     "save.updates": (0, math.inf, "not negative"),
 }
