@@ -131,7 +131,10 @@ class Slice:
         if self.arguments.seconds:
             threading.Thread(target=self._end_in_time, daemon=True).start()
         self.left = self._jobs_left()
-        self._prepare(sorted(self.left, key=lambda job: (job.alone, job.wide)))  # as a GPU takes them
+        rows = self._rows() or [self.left]
+        self._prepare(  # as a GPU takes them
+            [job for row in rows for job in sorted(row, key=lambda job: (job.alone, job.wide))]
+        )
         threading.Thread(target=self._pack_again_and_again, daemon=True).start()
         self._start_scoring()
         self.notes["training_from"] = round(self.seconds, 1)
@@ -346,11 +349,22 @@ class Slice:
         small_first = sorted(unfinished.items(), key=lambda item: sum(p.stat().st_size for p in item[1]))
         return [*groups.items(), *small_first]
 
+    def _rows(self) -> list[list[Job]]:
+        """What is left of a study by the words of --only, which are run one after another."""
+        if self.study is None:
+            return []
+        runs, known, rows = read_runs(self.home), set[str](), list[list[Job]]()
+        for only in [(word,) for word in self.settings.only] or [()]:
+            jobs = study_plan(self.study, runs, self.settings.root, only, ahead=True)[0].jobs
+            rows.append([job for job in jobs if job.name not in known])
+            known |= {job.name for job in jobs}
+        return rows
+
     def _jobs_left(self) -> list[Job]:
         """Those of this slice, and of cells whose first stages a later one needs."""
         s = self.settings
         if self.study is not None:
-            return study_plan(self.study, read_runs(self.home), s.root, s.only, ahead=True)[0].jobs
+            return [job for row in self._rows() for job in row]
         names = wanted([*s.only, *self.arguments.keep], s.extras)
         entries = read_ledger(s.ledger)
         return make_plan(names, entries, s.root, seeds=s.seeds, overrides=s.overrides).jobs

@@ -1,5 +1,8 @@
 """A layer's whole call by machine code: the input's product in the loop, and sums over all rows where they belong."""
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +19,7 @@ from deeprnn.backends.wiring import Piece, Wiring
 from deeprnn.bench.cells import Paced
 from deeprnn.cells.deep_transition import DeepTransition
 
-LAYERS = {
+LAYERS: dict[str, Any] = {
     "rnn": lambda: deeprnn.DeepRNN(5, 7),
     "without bias": lambda: deeprnn.DeepRNN(5, 7, bias=False),
     "dts": lambda: deeprnn.DeepRNN(5, 20, intermediate_sizes=19, shortcut="last", input_to="all"),
@@ -48,7 +51,7 @@ def entering(request, monkeypatch):
     monkeypatch.setattr(layer_module, "ROWS_IN_LOOP", 1 if request.param else 1000)
 
 
-def results(layer, x, *rest):
+def results(layer: Any, x, *rest):
     """Output, last states, and the gradients of everything that has one."""
     y, state = layer(x, *rest)
     states = state if isinstance(state, tuple) else (state,)
@@ -123,9 +126,23 @@ def test_an_output_may_be_changed_in_place():
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_first_states_marks_and_missing_gradients():
-    layer, x, h = LAYERS["gru"](), torch.randn(7, 3, 5), torch.randn(1, 3, 18, requires_grad=True)
-    twin = nn.GRU(5, 18)
+@pytest.mark.parametrize("name", ["gru", "lstm", "own step"])
+def test_marked_rows_begin_anew(name, entering):
+    layer, truth, x = LAYERS[name](), LAYERS[name](), torch.randn(9, 11, 5)
+    truth.load_state_dict(layer.state_dict())
+    truth.double().backend = "reference"
+    marks, g = torch.rand(9, 11) < 0.3, torch.randn_like(layer(x)[0])
+    found, expected = (
+        torch.autograd.grad((m(y, reset=marks)[0] * g).sum(), list(m.parameters()))
+        for m, y in ((layer, x), (truth, x.double()))
+    )
+    assert_close(found, expected)
+
+
+def test_first_states_and_missing_gradients():
+    layer: Any = LAYERS["gru"]()
+    x, h = torch.randn(7, 3, 5), torch.randn(1, 3, 18, requires_grad=True)
+    twin: Any = nn.GRU(5, 18)
     twin.load_state_dict(layer.state_dict())
     for _ in range(2):
         found, truth = (torch.autograd.grad(m(x, h)[1].sum(), [h, *m.parameters()]) for m in (layer, twin))
@@ -138,6 +155,38 @@ def test_first_states_marks_and_missing_gradients():
     (d,) = torch.autograd.grad(layer(x)[0].sum(), [layer.weight_ih_l0])
     (e,) = torch.autograd.grad(twin(x)[0].sum(), [twin.weight_ih_l0])
     assert_close([d], [e])
+
+
+@pytest.mark.parametrize("name", ["dts", "lstm", "own step"])
+def test_second_derivatives(name):
+    layer, truth, x = LAYERS[name](), LAYERS[name](), torch.randn(4, 2, 5, requires_grad=True)
+    truth.load_state_dict(layer.state_dict())
+    truth.backend = "reference"
+    found = []
+    for module in (truth, layer, layer):  # the last one directly
+        (d,) = torch.autograd.grad(module(x)[0].sin().sum(), [x], create_graph=True)
+        found.append(torch.autograd.grad(d.square().sum(), list(module.parameters())))
+    assert_close(found[1], found[0])
+    assert_close(found[2], found[0])
+
+
+def test_several_threads_may_call_at_once(threads, monkeypatch):
+    monkeypatch.setattr(sharing, "WORK_PER_THREAD", 1)
+    layer, x = LAYERS["gru"](), torch.randn(20, 3, 5)
+    expected, wrong = results(layer, x), []
+
+    def work() -> None:
+        torch.set_num_threads(2)
+        for _ in range(5):
+            if not all(torch.equal(a, b) for a, b in zip(results(layer, x), expected, strict=True)):
+                wrong.append(1)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
 
 
 @pytest.mark.parametrize(

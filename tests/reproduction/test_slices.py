@@ -241,7 +241,14 @@ def test_parameters_that_are_yet_to_be_scored_dynamically_come_along(tmp_path: P
     assert slice_files.collect(tmp_path / "b" / "out", home) == 0
     scored = {e.path.name for e in read_ledger(home / "runs") if e.has_test}
     assert len(scored) == 2
-    assert dynamic.read_dynamic(home).keys() == scored
+    kept = dynamic.read_dynamic(home)
+    assert kept.keys() == scored
+    # Scored again elsewhere, at another rate: what was entered first stays, and the caller is told.
+    rows = [{**row, "rate": 0.5} for row in kept.values()]
+    files = {**slice_files.read_results(tmp_path / "b" / "out"), dynamic.FILE: json.dumps(rows).encode()}
+    slice_files.pack_results(tmp_path / "b" / "out", files)
+    assert slice_files.collect(tmp_path / "b" / "out", home) == 1
+    assert dynamic.read_dynamic(home) == kept
 
 
 def test_a_study_on_a_bare_machine_says_which_commit_its_plan_is_of(tmp_path: Path, toy, monkeypatch):

@@ -288,7 +288,7 @@ def test_runs_of_uncommitted_code_are_marked_wherever_a_study_shows_them(finishe
     study_figure(found)
     (axes,) = drawn[0].axes
     assert any("†" in t.get_text() for t in axes.get_yticklabels())
-    assert remark in axes.get_xlabel()
+    assert remark in " ".join(axes.get_xlabel().split())
 
 
 def test_runs_by_other_data_of_the_same_name_are_refused(toy):
@@ -420,6 +420,19 @@ known = "9.9 nobody"
 goal = [0.1]
 dynamic = true
 """
+
+
+def test_words_of_only_are_run_one_after_another(toy):
+    """Time that ends leaves whole rows: seeds of the first come before the search of the second."""
+    study, settings, ledger = toy
+    for words in (("main/toy/rnn", "main/toy/long"), ("main/toy/dts", "main/toy/dots")):
+        finished = run_study(study, replace(settings, only=words), ledger, quiet).finished
+        first, second = (
+            [name for name in finished if f"/{word.rpartition('/')[2]}-" in name] for word in words
+        )
+        assert len(first) + len(second) == len(finished)
+        assert finished == [*first, *second]
+        assert any("seeds" in name for name in first)
 
 
 def test_goals_are_shown_beside_what_is_known(toy, monkeypatch):

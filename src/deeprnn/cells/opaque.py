@@ -15,6 +15,8 @@ LARGE = 2**16
 
 def content_of(value: Any) -> Any:
     """What such an object holds, as a hashable value; None for other objects."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
     if isinstance(value, np.ndarray) and value.nbytes <= LARGE:
         return value.shape, value.dtype.str, value.tobytes()
     if isinstance(value, random.Random):
@@ -23,8 +25,6 @@ def content_of(value: Any) -> Any:
         return repr(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return repr(value.get_state(legacy=False))
-    if isinstance(value, torch.Generator):
-        return value.get_state().cpu().numpy().tobytes()
     return None
 
 

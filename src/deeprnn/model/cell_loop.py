@@ -12,7 +12,7 @@ from torch.func import functional_call
 from deeprnn.backends.protocol import InputProjection, Inputs
 from deeprnn.backends.unrolling import project_and_unroll, unroll, without_autocast
 from deeprnn.cells import draws, plans
-from deeprnn.cells.cell import Cell, handle_of
+from deeprnn.cells.cell import OWN_START, Cell, handle_of, has_own_start
 from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import DrawSpec, Layout, Request
 from deeprnn.errors import UserError
@@ -56,8 +56,11 @@ def unroll_cell(
         plan = plans.plan_of(cell, request, None if tensors is None else dict(tensors))
         key, layout, may_write = plan.key, plan.layout, plan.may_write
         described = None if layout is None else from_text(layout.text)  # one object for all layers alike
-    own_start = reset is not None and type(cell).initial_state is not Cell.initial_state
-    if layout is None or own_start:
+    if layout is not None and reset is not None and has_own_start(cell):
+        if not torch.compiler.is_compiling():
+            plans.log_plain(type(cell).__qualname__, OWN_START)
+        layout = None
+    if layout is None:
         return plain_loop(cell, x, states, reset, tensors, backend, may_write)
     values = [plans.held_tensor(cell, path) if tensors is None else tensors[path] for path in layout.held]
     drawn = draw(layout.draws, x, request.dtype) if drawn is None else drawn

@@ -176,7 +176,9 @@ class DropIn(RecurrentBase, Generic[S]):
         `reset` marks steps before which a new sequence begins, `lengths` says where padded sequences end.
         """
         if reset is None and lengths is None and return_all_states is False:  # torch.fx may give stand-ins
-            done = self._call_directly(input, hx)
+            done = self.one_step(input, hx)
+            if done is None:
+                done = self._call_directly(input, hx)
             if done is not None:
                 return done
         return self.results(input, hx, reset, lengths, return_all_states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -99,7 +100,9 @@ class Recurrent(SequenceLayer):
         result has, for every level and direction, all states and then all other outputs of the cell's stages.
         """
         if reset is None and lengths is None and return_all_states is False:  # torch.fx may give stand-ins
-            done = self._call_directly(input, state)
+            done = self.one_step(input, state)
+            if done is None:
+                done = self._call_directly(input, state)
             if done is not None:
                 return done
         return self.results(input, state, reset, lengths, return_all_states)
@@ -152,8 +155,9 @@ class Recurrent(SequenceLayer):
         return [torch.stack(h).to(x.device) for h in zip(*each, strict=True)]
 
     def first_weight(self) -> Tensor | None:
-        """The first parameter that has gradients; a replica of `nn.DataParallel` has none in its list."""
-        return next((p for p in self.parameters() if p.is_floating_point()), None)
+        """The first parameter, or buffer, of numbers; a replica of `nn.DataParallel` has none in its list."""
+        held = chain(self.parameters(), self.buffers())
+        return next((t for t in held if t.is_floating_point()), None)
 
     def explain(self) -> str:
         """What is computed before the loop, what in every step, what backward saves, and by which backend.

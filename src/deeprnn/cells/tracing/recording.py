@@ -113,6 +113,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.recorder.line = _user_line()
+        self.recorder.called = getattr(func, "__name__", "")
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -136,6 +137,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.found = Recording()
         self.line = ""
+        self.called = ""  # torch's function, which may be several operations
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Tensor] = []  # a tensor's id stays its own while it lives
         self.stand_ins: dict[int, Tensor] = {}
@@ -178,6 +180,7 @@ class _Recorder(TorchDispatchMode):
             raise Undescribable(f"the step asks for the value of a tensor ({self.line})")
         if func._schema.is_mutable:
             name = str(func).removeprefix("aten.").partition(".")[0]
+            name = name if self.called in ("", name) else f"{self.called}: {name}"
             raise Undescribable(f"{name} writes into a tensor that the step does not own ({self.line})")
         result = func(*args, **kwargs)
         graph = self.found.graph

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
 from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
 from deeprnn.reproduction.study.analysis import Answer, Results, label, remarks, title
 
@@ -33,7 +35,7 @@ def study_figure(outcome: Results) -> bytes:
     axes.set_xlim(-1.05 * reach, 1.6 * reach)
     sides = f"← {study.tested} better    {study.control} better →"
     caption = f"test cost of {study.tested} against {study.control}, %:  {sides}"
-    axes.set_xlabel("\n".join([caption, *notes]), color=SOFT, fontsize=9)
+    axes.set_xlabel("\n".join([caption, *(fill(note, 100) for note in notes)]), color=SOFT, fontsize=9)
     return png_bytes(figure)
 
 

@@ -164,6 +164,7 @@ def run_study(
 ) -> Outcome:
     """Run what is left, search before seeds, until nothing is or the time is over.
 
+    What several words of `settings.only` name is run one after another, so that time that ends leaves whole rows.
     `entered` is called after every job; `total` is filled in for who wants to look at it meanwhile.
     """
     settings = replace(settings, ledger=ledger / ENTRIES, record_cut_off=False)
@@ -178,19 +179,23 @@ def run_study(
             began = {"digest": study.digest, "study": study.name, "plan": study.path.read_text(encoding="utf-8"),
                      "began": now(), "commit": commit() or settings.commit, "version": __version__}  # fmt: skip
             write_json(ledger / STARTED, began)
+        slices = [(word,) for word in settings.only] or [()]
         while True:
             runs = read_runs(ledger)
             score_dynamic(study, runs, settings, ledger, say, lambda: _over(settings, began_at))
-            plan, _ = study_plan(study, runs, settings.root, settings.only)
+            plan, _ = study_plan(study, runs, settings.root, slices[0])
             plan.jobs = [job for job in plan.jobs if job.name not in total.failed]
             if not plan.jobs:
+                slices.pop(0)
+                if slices:
+                    continue
                 return total
             for job in plan.jobs:
                 estimate(job, [], settings.device.partition(":")[0])
             plan.jobs = ordered(plan.jobs)
             for name in {job.recipe.data.name for job in plan.jobs} & set(sources.SOURCES):
                 sources.find(name)  # missing data is an error now, not after an hour
-            say(f"{len(plan.jobs)} populations can be run now")
+            say(f"{len(plan.jobs)} populations can be run now{''.join(f' of {word}' for word in slices[0])}")
             since = time.monotonic() - began_at
             outcome = run_plan(plan, _with_time_left(settings, began_at), say, entered)
             total.spans += [
