@@ -128,10 +128,10 @@ def call_cell_directly(
     if len(b) > len(U) + 1:
         return None
     wiring = projection_wiring(from_text(layout.text), heights, len(b), x.shape[-1])
-    found = direct(wiring, x, states, [*U, *b, *matrices, *vectors], backend)
-    if found is None or not batch_first:
-        return found
-    return found[0].transpose(0, 1), found[1]
+    outcome = direct(wiring, x, states, [*U, *b, *matrices, *vectors], backend)
+    if outcome is None or not batch_first:
+        return outcome
+    return outcome[0].transpose(0, 1), outcome[1]
 
 
 def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | None:
