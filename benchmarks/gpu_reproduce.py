@@ -57,7 +57,7 @@ from deeprnn.reproduction.study.analysis import results, text  # noqa: E402
 from deeprnn.reproduction.study.jobs import study_plan  # noqa: E402
 from deeprnn.reproduction.study.plan_file import Study, read_study  # noqa: E402
 from deeprnn.reproduction.study.run import DIVERGED, STARTED, read_runs, run_study  # noqa: E402
-from deeprnn.runs.folder import command_line, commit, environment  # noqa: E402
+from deeprnn.runs.provenance import command_line, commit, environment  # noqa: E402
 from deeprnn.training.clean import SplitSubset, clean_parts  # noqa: E402
 from deeprnn.training.cuda_graph import on_own_stream  # noqa: E402
 from deeprnn.training.recipe import DataPart, Recipe  # noqa: E402

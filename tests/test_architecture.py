@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # reports, speed.
 ROWS = [
     {"errors"},
-    {"console", "files", "launcher", "runs.reading", "runs.shipped"},
+    {"console", "files", "launcher", "runs.provenance", "runs.reading", "runs.shipped"},
     {"cells"},
     {"model.units", "model.overrides", "model.tracing"},
     {"model.spec_fields", "model.equations", "model.init"},

@@ -21,10 +21,10 @@ from deeprnn.commands.run_view import summary
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.files import DiskFull, write_atomically
-from deeprnn.runs import checkpoint, ledger
-from deeprnn.runs import folder as folder_module
-from deeprnn.runs.folder import Run, best_member, change_run, commit, list_runs, load_run, new_folder
+from deeprnn.runs import checkpoint, ledger, provenance
+from deeprnn.runs.folder import Run, best_member, change_run, list_runs, load_run, new_folder
 from deeprnn.runs.locking import lock
+from deeprnn.runs.provenance import commit
 from deeprnn.training import saving
 from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import NonFinite
@@ -403,14 +403,14 @@ def checkout(tmp_path, monkeypatch):
     def git(*words: str) -> None:
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
 
-    for name in ("runs/folder.py", "training/loop.py"):
+    for name in ("runs/provenance.py", "training/loop.py"):
         write_atomically(tmp_path / "src" / "deeprnn" / name, "a = 1\n")
     write_atomically(tmp_path / "README.md", "a\n")
     git("init", "-q")
     git("add", ".")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
     monkeypatch.delenv("DEEPRNN_COMMIT", raising=False)
-    monkeypatch.setattr(folder_module, "__file__", str(tmp_path / "src" / "deeprnn" / "runs" / "folder.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "src" / "deeprnn" / "runs" / "provenance.py"))
     return tmp_path
 
 
@@ -421,7 +421,7 @@ def test_a_commit_is_marked_where_any_code_of_the_package_has_changed(checkout: 
     (checkout / "README.md").write_text("b\n")
     assert commit() == clean, "no code"
     code = checkout / "src" / "deeprnn"
-    for name in ("training/loop.py", "training/new.py", "runs/folder.py"):
+    for name in ("training/loop.py", "training/new.py", "runs/provenance.py"):
         before = (code / name).read_text() if (code / name).exists() else None
         (code / name).write_text("a = 2\n")
         assert commit() == f"{clean}+", name

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.bench.peers import Bench, Peer, Work, backward
-from deeprnn.runs.folder import commit
+from deeprnn.runs.provenance import commit
 from deeprnn.training.threads import cores
 
 CLOCK: Callable[[], float] = time.perf_counter

@@ -41,7 +41,7 @@ class DataAudit:
         from deeprnn.data import load
         from deeprnn.data.audit import audit
         from deeprnn.files import write_json
-        from deeprnn.runs.folder import commit
+        from deeprnn.runs.provenance import commit
 
         result = audit(load(self.data), self.similarity)
         made = {"command": f"deeprnn data audit {self.data} --similarity {self.similarity:g}",

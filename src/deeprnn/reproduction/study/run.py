@@ -21,8 +21,9 @@ from deeprnn.reproduction.study.dynamic import score_dynamic
 from deeprnn.reproduction.study.jobs import Runs, study_plan
 from deeprnn.reproduction.study.plan_file import Study
 from deeprnn.reproduction.times import estimate, makespan, ordered
-from deeprnn.runs.folder import Run, commit, has_changes, now
+from deeprnn.runs.folder import Run, now
 from deeprnn.runs.locking import lock
+from deeprnn.runs.provenance import commit, has_changes
 from deeprnn.training import saving
 from deeprnn.training.loop import members_of
 from deeprnn.training.recipe import DataPart, Recipe, override
