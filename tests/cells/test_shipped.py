@@ -60,8 +60,16 @@ def test_every_unit_of_the_table_serves_a_cell_without_gates(name):
         ("rhn", "zoneout=true", "zoneout must be at least 0 and below 1, got True"),
         ("rhn", "device=cuda", "'device=cuda': that is decided by the model and the run"),
         ("rhn", "dtype=float16", "'dtype=float16': that is decided by the model and the run"),
-        ("gru", "intermediate_sizes=abc", "intermediate_sizes must be a whole number of at least 1, got 'abc'"),
-        ("gru", "intermediate_sizes=100+x", "intermediate_sizes must be a whole number of at least 1, got 'x'"),
+        (
+            "gru",
+            "intermediate_sizes=abc",
+            "intermediate_sizes must be a whole number of at least 1, got 'abc'",
+        ),
+        (
+            "gru",
+            "intermediate_sizes=100+x",
+            "intermediate_sizes must be a whole number of at least 1, got 'x'",
+        ),
         ("gru", "intermediate_sizes=0", "intermediate_sizes must be a whole number of at least 1, got 0"),
         ("gru", "intermediate_sizes=1.5", "intermediate_sizes must be a whole number of at least 1, got 1.5"),
         ("gru", f"intermediate_sizes={10**12}+{10**12}", "cell gru cannot be built from input_size=3"),
