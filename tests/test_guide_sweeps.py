@@ -68,3 +68,12 @@ def test_a_sweep_from_the_command_line_of_train(tmp_path, monkeypatch, capsys):
     assert "4 trials: 4 complete" in capsys.readouterr().out
     assert main(["train", str(text_file()), "--sweep", "optimiser.rate"]) == 2
     assert "field=values" in capsys.readouterr().err
+    outside = ["train", str(text_file()), "--sweep", "optimiser.rate=0.01,0.02"]
+    for name in ("../outside", str(tmp_path / "outside")):
+        assert main([*outside, "--name", name]) == 2
+        assert "is no name below sweeps" in capsys.readouterr().err
+    assert main([*outside, "--track", "tensorboard", "--json"]) == 2
+    assert "--json and --track cannot go with --sweep" in capsys.readouterr().err
+    argv[argv.index("both")] = "elsewhere"
+    assert main([*argv, "--out", "kept", "--trials", "1"]) == 0
+    assert (tmp_path / "kept" / "elsewhere" / "winner.toml").is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from deeprnn.backends.cuda import why_not_planned
 from deeprnn.backends.cuda.device import Device
+from deeprnn.cells import lookup
 from deeprnn.cells.functions import UNITS
 from deeprnn.cells.library import LIBRARY
 from deeprnn.cells.plans import Request, plan_of
@@ -48,6 +50,41 @@ def test_every_unit_of_the_table_serves_a_cell_without_gates(name):
             torch.testing.assert_close(y[t], h)
     with pytest.raises(UserError, match="unknown unit 'nosuch': known are sigmoid"):
         LIBRARY[name](I, H, unit="nosuch")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "told"),
+    [
+        ("rhn", "depth=1000000", "depth must be a whole number from 1 to 1,000, got 1000000"),
+        ("rhn", "zoneout=abc", "zoneout must be at least 0 and below 1, got 'abc'"),
+        ("rhn", "zoneout=true", "zoneout must be at least 0 and below 1, got True"),
+        ("rhn", "device=cuda", "'device=cuda': that is decided by the model and the run"),
+        ("rhn", "dtype=float16", "'dtype=float16': that is decided by the model and the run"),
+        (
+            "gru",
+            "intermediate_sizes=abc",
+            "intermediate_sizes must be a whole number of at least 1, got 'abc'",
+        ),
+        (
+            "gru",
+            "intermediate_sizes=100+x",
+            "intermediate_sizes must be a whole number of at least 1, got 'x'",
+        ),
+        ("gru", "intermediate_sizes=0", "intermediate_sizes must be a whole number of at least 1, got 0"),
+        ("gru", "intermediate_sizes=1.5", "intermediate_sizes must be a whole number of at least 1, got 1.5"),
+        ("gru", f"intermediate_sizes={10**12}+{10**12}", "cell gru cannot be built from input_size=3"),
+        ("gru", "bias=3", "bias must be true or false, got 3"),
+        ("lstm", "proj_size=-3", "proj_size must be a whole number of at least 0, got -3"),
+        ("lstm", "proj_size=abc", "proj_size must be a whole number of at least 0, got 'abc'"),
+        ("lstm", "peepholes=yes", "peepholes must be true or false, got 'yes'"),
+        ("leaky", "alpha=abc", "alpha must be above 0 and at most 1, got 'abc'"),
+        ("leaky", "noise=nan", "noise must be not negative and finite, got nan"),
+        ("mogrifier", "rounds=2000", "rounds must be a whole number from 0 to 1,000, got 2000"),
+    ],
+)
+def test_an_absurd_option_of_a_cell_is_one_sentence(name, option, told):
+    with pytest.raises(UserError, match=re.escape(told)):
+        lookup.on_meta(name, I, H, [option])
 
 
 def layer_of(name, dtype=torch.float64, **options):

@@ -6,15 +6,15 @@ import random
 import signal
 from pathlib import Path
 
+from deeprnn.cells import lookup
+from deeprnn.cells.library import LIBRARY
 from tests.torture import child, disk
 from tests.torture.attack import Arena, attack
 from tests.torture.nasty import NUMBERS, TEXTS
 
 SECONDS, OBEY = 10.0, 20.0
 """for a command to end; for one that trains on to stop when it is asked to"""
-QUICK = (
-    "--model",
-    "rnn",
+SMALL = (
     "--model.hidden",
     "6",
     "--stop.epochs",
@@ -25,6 +25,7 @@ QUICK = (
     "--out",
     "made",
 )
+QUICK = ("--model", "rnn", *SMALL)
 
 # No device: an option that names an output would be taken at its word. And what is not UTF-8, as the system gives it.
 WORDS = (*(text for text in TEXTS if not text.startswith("/dev") and text != "\ud800"), "\udcff")
@@ -41,7 +42,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
         "--out",
         "FIELD",
     ),
-    ("train", "SONGS", *QUICK): ("--seeds", "--threads", "FIELD"),
+    ("train", "SONGS", *QUICK): ("--seeds", "--threads", "--transpositions", "FIELD"),
+    ("train", "BOOK", *SMALL): ("CELL",),
     ("train",): ("WHAT",),
     ("resume", "RUN", "--quiet", "--device", "cpu"): ("--threads", "--device", "--ledger"),
     ("evaluate", "RUN", "--device", "cpu"): ("--split", "--dynamic", "--decay", "--chunk", "--threads"),
@@ -81,7 +83,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("reproduce", "--plan"): ("--only", "--seeds", "--budget", "--jobs", "--override", "--device"),
     ("runs",): ("WHAT",),
     ("export",): ("WHAT",),
-    ("serve", "--port", "1"): ("--host", "--port", "--workers", "--queue", "--names", "WHAT"),
+    ("serve", "--port", "1"): ("--host", "--port", "--workers", "--threads", "--queue", "--names", "WHAT"),
     (): ("WHAT",),
 }
 KNOWN: tuple[tuple[str, ...], ...] = (
@@ -94,6 +96,10 @@ KNOWN: tuple[tuple[str, ...], ...] = (
     ("train", "BOOK", *QUICK, "--optimiser.rate", "1e30", "--save.updates", "1"),
     ("train", "BOOK", *QUICK, "--seeds", "[" * 3000),
     ("train", "BOOK", *QUICK, "--name", "../../escaped"),
+    ("train", "BOOK", *QUICK, "--sweep", "optimiser.rate=0.1,0.2", "--name", "../../escaped"),
+    ("train", "BOOK", *SMALL, "--model", "rhn", "--model.cell-options", "depth=1000000"),
+    ("train", "BOOK", *SMALL, "--model", "gru", "--model.cell-options", "intermediate_sizes=99999999999"),
+    ("serve", "--port", "1", "--threads", "100000"),
     ("train", "[/red]"),
     ("generate", "RUN", "--length", "0"),
     ("evaluate", "[/red]"),
@@ -118,6 +124,11 @@ def invented(chance: random.Random) -> tuple[str, ...]:
         value = strange_value(chance)
         if option == "FIELD":
             option = f"--{chance.choice(_fields())}"
+        if option == "CELL":
+            cell = chance.choice(list(LIBRARY))
+            known = chance.choice(lookup.arguments(LIBRARY[cell]))
+            words += ["--model", cell, "--model.cell-options", f"{known}={value}"]
+            continue
         words += [value] if option == "WHAT" else [option, value]
     return tuple(words)
 

@@ -33,6 +33,16 @@ def text() -> TextData:
         (music(), {"model.hidden": 10_000_000}, "model.hidden=10,000,000 would take"),
         (music(), {"model.hidden": 2**62}, "model.hidden=4,611"),
         (music(), {"seeds": list(range(100_000)), "model.hidden": 2000}, "of 100,000 models"),
+        (
+            music(),
+            {"model.output": "nade", "model.nade_size": 10**9},
+            "and model.nade_size=1,000,000,000 would take",
+        ),
+        (
+            music(),
+            {"model.cell": "gru", "model.cell_options": ["intermediate_sizes=99999999999"]},
+            "model.cell=gru with intermediate_sizes=99999999999 and model.hidden=200 would take",
+        ),
         (text(), {"data.lanes": 2**62}, "data.lanes=4,611"),
         (text(), {"data.lanes": 401}, "data.lanes=401 is more than the 400 symbols"),
         (music(), {"data.lanes": 58}, "data.lanes=58 is more than the 57 frames"),

@@ -62,3 +62,9 @@ def test_it_serves_and_stops(folder: Path) -> None:
 def test_a_host_that_is_none_is_one_sentence(host: str):
     with pytest.raises(UserError, match="cannot listen on"):
         Serve(host=host, port=0).run()
+
+
+@pytest.mark.parametrize("option", ["workers", "threads"])
+def test_absurdly_many_threads_are_refused(option):
+    with pytest.raises(UserError, match="--workers and --threads must be at most 1,024"):
+        Serve(port=0, **{option: 100_000}).run()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deeprnn.cells.shipped import ShippedCell
+from deeprnn.cells.shipped import MOST_LAYERS, ShippedCell, check_flag, check_whole
 from deeprnn.errors import UserError
 
 
@@ -37,7 +37,8 @@ class GRU(ShippedCell):
         super().__init__(input_size, hidden_size, **options)
         if reset not in ("after", "before"):
             raise UserError(f"GRU: reset must be 'after' or 'before' (the product), got {reset!r}")
-        self.reset, self.bias, self.intermediate_sizes = reset, bias, sizes_of(intermediate_sizes)
+        check_flag("GRU", "bias", bias)
+        self.reset, self.bias, self.intermediate_sizes = reset, bias, sizes_of("GRU", intermediate_sizes)
         if self.intermediate_sizes and reset == "before":
             raise UserError("GRU: intermediate_sizes need reset='after'")
         self.layers = (*self.intermediate_sizes, hidden_size)
@@ -101,9 +102,14 @@ class UGRNN(ShippedCell):
 # ---- the depth of a candidate, which GRU and LSTM share
 
 
-def sizes_of(intermediate_sizes: int | Sequence[int]) -> tuple[int, ...]:
-    """One width or several."""
-    return (intermediate_sizes,) if isinstance(intermediate_sizes, int) else tuple(intermediate_sizes)
+def sizes_of(owner: str, intermediate_sizes: int | Sequence[int]) -> tuple[int, ...]:
+    """One width or several, checked."""
+    several = isinstance(intermediate_sizes, (tuple, list))
+    sizes = tuple(intermediate_sizes) if several else (intermediate_sizes,)  # type: ignore[arg-type]
+    for size in sizes:
+        check_whole(owner, "intermediate_sizes", size)
+    check_whole(owner, "the number of intermediate_sizes", len(sizes), least=0, most=MOST_LAYERS)
+    return sizes  # type: ignore[return-value]
 
 
 def add_depth(cell: ShippedCell, layers: Sequence[int], bias: bool) -> None:

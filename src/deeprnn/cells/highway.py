@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deeprnn.cells.shipped import ShippedCell
-from deeprnn.errors import UserError
+from deeprnn.cells.shipped import MOST_LAYERS, ShippedCell, check_whole
 
 
 class RHN(ShippedCell):
@@ -22,8 +21,7 @@ class RHN(ShippedCell):
 
     def __init__(self, input_size: int, hidden_size: int, depth: int = 5, **options: Any) -> None:
         super().__init__(input_size, hidden_size, **options)
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-            raise UserError(f"RHN: depth must be a whole number of at least 1, got {depth!r}")
+        check_whole("RHN", "depth", depth, most=MOST_LAYERS)
         self.depth, H = depth, hidden_size
         self.add(weight_ih=(2 * H, input_size))
         for l in range(1, depth + 1):

@@ -179,23 +179,39 @@ def _written_in(cls: type, where: str) -> bool:
 def build(name: str, input_size: int, hidden_size: int, options: Sequence[str] = ()) -> Cell:
     """A cell by name; options are written as in a call: depth=3."""
     make, given = find(name), {}
+    own = {"input_size", "hidden_size", "device", "dtype"} if name in LIBRARY else set()
     for option in options:
         key, equals, value = option.partition("=")
         if not equals:
             raise UserError(f"cell option {option!r} must be written name=value, such as zoneout=0.1")
+        if key.strip() in own:
+            raise UserError(
+                f"cell option {option!r}: that is decided by the model and the run, not by the cell"
+            )
         given[key.strip()] = _value(value.strip())
+    too_large = (
+        RuntimeError if name in LIBRARY else ()
+    )  # in a user's cell it may be anything: with its traceback
     try:
         inspect.signature(make).bind(input_size, hidden_size, **given)
         _check_known(make, given)
     except TypeError as error:
-        raise UserError(
-            f"cell {short(name)} cannot be built from input_size={input_size}, hidden_size={hidden_size}"
-            f"{''.join(f', {k}={v!r}' for k, v in given.items())}: {error}"
-        ) from None
-    cell = make(input_size, hidden_size, **given)
+        raise _unbuildable(name, input_size, hidden_size, given, error) from None
+    try:
+        cell = make(input_size, hidden_size, **given)
+    except too_large as error:
+        raise _unbuildable(name, input_size, hidden_size, given, error) from error
     if not isinstance(cell, Cell):
         raise UserError(f"{name} gives a {type(cell).__name__}: a deeprnn.Cell is expected")
     return cell
+
+
+def _unbuildable(
+    name: str, input_size: int, hidden_size: int, given: dict[str, Any], error: Exception
+) -> UserError:
+    options = "".join(f", {k}={v!r}" for k, v in given.items())
+    sizes = f"input_size={input_size}, hidden_size={hidden_size}"
+    return UserError(f"cell {short(name)} cannot be built from {sizes}{options}: {error}")
 
 
 def _check_known(make: Any, given: dict[str, Any]) -> None:

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deeprnn.cells.gru import add_depth, sizes_of, through_depth
-from deeprnn.cells.shipped import ShippedCell
-from deeprnn.errors import UserError
+from deeprnn.cells.shipped import MOST_LAYERS, ShippedCell, check_flag, check_whole
 
 
 class LSTM(ShippedCell):
@@ -36,8 +35,11 @@ class LSTM(ShippedCell):
         **options: Any,
     ) -> None:
         super().__init__(input_size, hidden_size, **options)
+        check_flag("LSTM", "bias", bias)
+        check_flag("LSTM", "peepholes", peepholes)
+        check_whole("LSTM", "proj_size", proj_size, least=0)
         self.bias, self.peepholes, self.proj_size = bias, peepholes, proj_size
-        self.intermediate_sizes = sizes_of(intermediate_sizes)
+        self.intermediate_sizes = sizes_of("LSTM", intermediate_sizes)
         self.layers, H = (*self.intermediate_sizes, hidden_size), hidden_size
         self.rows = (H, H, self.layers[0], H)
         self.state_sizes = (proj_size or H, H)
@@ -89,8 +91,7 @@ class MogrifierLSTM(ShippedCell):
 
     def __init__(self, input_size: int, hidden_size: int, rounds: int = 5, **options: Any) -> None:
         super().__init__(input_size, hidden_size, **options)
-        if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0:
-            raise UserError(f"MogrifierLSTM: rounds must be a whole number of at least 0, got {rounds!r}")
+        check_whole("MogrifierLSTM", "rounds", rounds, least=0, most=MOST_LAYERS)
         self.rounds, H = rounds, hidden_size
         for i in range(1, rounds + 1):
             self.add(**{f"Q{i}" if i % 2 else f"R{i}": (input_size, H) if i % 2 else (H, input_size)})

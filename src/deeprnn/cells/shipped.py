@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,29 @@ from torch import Tensor, nn
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.draws import sequence_dropout, zoneout
 from deeprnn.errors import UserError
+
+MOST_LAYERS = 1000
+"""of one cell"""
+
+
+def check_whole(owner: str, name: str, value: Any, least: int = 1, most: int | None = None) -> None:
+    """Refuse what is no whole number, or one out of bounds."""
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if not number or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+        raise UserError(f"{owner}: {name} must be a whole number {bounds}, got {value!r}")
+
+
+def check_number(owner: str, name: str, value: Any, bounds: str, holds: Callable[[float], bool]) -> None:
+    """Refuse what is no number, or one for which `bounds`, in words, does not hold."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not holds(value):
+        raise UserError(f"{owner}: {name} must be {bounds}, got {value!r}")
+
+
+def check_flag(owner: str, name: str, value: Any) -> None:
+    """Refuse what is neither true nor false."""
+    if not isinstance(value, bool):
+        raise UserError(f"{owner}: {name} must be true or false, got {value!r}")
 
 
 class ShippedCell(Cell):
@@ -32,14 +56,11 @@ class ShippedCell(Cell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        owner = type(self).__name__
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise UserError(
-                    f"{type(self).__name__}: {name} must be a whole number of at least 1, got {size!r}"
-                )
+            check_whole(owner, name, size)
         for name, p in (("recurrent_dropout", recurrent_dropout), ("zoneout", zoneout)):
-            if not 0 <= p < 1:
-                raise UserError(f"{type(self).__name__}: {name} must be at least 0 and below 1, got {p!r}")
+            check_number(owner, name, p, "at least 0 and below 1", lambda p: 0 <= p < 1)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.recurrent_dropout, self.zoneout = float(recurrent_dropout), float(zoneout)
         self._like = {"device": device, "dtype": dtype}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deeprnn.cells.functions import UNITS
-from deeprnn.cells.shipped import ShippedCell
+from deeprnn.cells.shipped import ShippedCell, check_number
 from deeprnn.errors import UserError
 
 
@@ -54,8 +54,8 @@ class LeakyRNN(ShippedCell):
         **options: Any,
     ) -> None:
         super().__init__(input_size, hidden_size, **options)
-        if not 0 < alpha <= 1:
-            raise UserError(f"LeakyRNN: alpha must be above 0 and at most 1, got {alpha!r}")
+        check_number("LeakyRNN", "alpha", alpha, "above 0 and at most 1", lambda a: 0 < a <= 1)
+        check_number("LeakyRNN", "noise", noise, "not negative and finite", lambda n: 0 <= n < math.inf)
         self.alpha, self.noise, self.unit = alpha, noise, unit
         unit_named("LeakyRNN", unit)
         self.add(

@@ -84,6 +84,10 @@ class Serve:
                 raise UserError(f"there is no folder {str(folder)!r}: name one that holds runs")
         if min(self.workers, self.queue, self.threads) < 1:
             raise UserError("--workers, --threads and --queue must be at least 1")
+        from deeprnn.commands.train import MOST_THREADS
+
+        if max(self.workers, self.threads) > MOST_THREADS:
+            raise UserError(f"--workers and --threads must be at most {MOST_THREADS:,}")
 
     def _listen(self) -> socket.socket:
         """Bind here, so that a taken port is a plain message and port 0 can be told."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 KINDS = ("log:", "uniform:", "int:")
 
 
+SWEEPS = Path("sweeps")
+
+
 @dataclass(frozen=True)
 class Sweep:
     """Search over recipe fields: grid, random or TPE, hopeless trials pruned, trials of one shape in lockstep.
@@ -66,18 +69,27 @@ class Sweep:
             return self.out
         path = Path(self.what)
         return (
-            path
-            if path.is_dir()
-            else Path("sweeps") / self.what.removesuffix(".toml").replace("/", "-").strip(".-")
+            path if path.is_dir() else SWEEPS / self.what.removesuffix(".toml").replace("/", "-").strip(".-")
         )
 
 
 def from_train(train: Train, recipe: Recipe, stem: str) -> int:
     """`deeprnn train DATA --sweep field=values …`: a sweep of the recipe that it would train."""
+    from deeprnn.commands.train import below
     from deeprnn.errors import UserError
     from deeprnn.sweeps.spec import make_spec
     from deeprnn.training.recipe import parse_value
 
+    ignored = {
+        "--json": train.json,
+        "--ledger": train.ledger,
+        "--track": train.track,
+        "--threads": train.threads,
+    }
+    if given := [option for option, value in ignored.items() if value]:
+        raise UserError(
+            f"{' and '.join(given)} cannot go with --sweep, whose trials are no runs of their own"
+        )
     space = {}
     for text in train.sweep:
         name, equals, value = text.partition("=")
@@ -89,7 +101,7 @@ def from_train(train: Train, recipe: Recipe, stem: str) -> int:
     tables = {"space": space, "sampler": train.sampler, "trials": train.trials}
     name = train.name or f"{stem}-{'-'.join(n.rpartition('.')[2] for n in space)}"
     options = Sweep(what=name, trials=train.trials, device=train.device, quiet=train.quiet)
-    return conduct(make_spec(recipe, tables), Path("sweeps") / name, options)
+    return conduct(make_spec(recipe, tables), below(train.out or SWEEPS, name), options)
 
 
 def conduct(spec: Spec, folder: Path, options: Any) -> int:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 MOST_THREADS = 1024
+RUNS = Path("runs")
 """The bound is not this machine's cores: going on bit for bit takes as many threads as a run began with."""
 
 
@@ -62,8 +63,8 @@ class Train:
     """1,0.5: every seed at every rate"""
     transpositions: str = ""
     """music, 0,6: every seed with songs as they are and moved by up to 6 semitones; validation decides"""
-    out: Path = Path("runs")
-    """the folder that runs are kept in"""
+    out: Path | None = None
+    """the folder that runs are kept in; without it runs, and sweeps with --sweep"""
     name: str = ""
     """the run's own folder there; without it the data's and model's name and a number"""
     device: str = "auto"
@@ -140,7 +141,7 @@ class Train:
                 for remark in (*data.remarks, *remarks):
                     console().print(remark)
             folder = Path(
-                ranks.on_lead(lambda: str(self._named() if self.name else new_folder(self.out, stem)))
+                ranks.on_lead(lambda: str(self._named() if self.name else new_folder(self.out or RUNS, stem)))
             )
             new = not launcher.restarts()  # else it goes on with what the first attempt left
             return conduct(recipe, folder, data=data, options=self, device=device, ranks=ranks, new=new)
@@ -164,10 +165,7 @@ class Train:
     def _named(self) -> Path:
         from deeprnn.errors import UserError
 
-        name = Path(self.name)
-        if name.is_absolute() or ".." in name.parts or not name.parts:
-            raise UserError(f"--name {self.name!r} is no name below {self.out}: choose the folder with --out")
-        folder = self.out / name
+        folder = below(self.out or RUNS, self.name)
         if (folder / "recipe.toml").exists() and not launcher.restarts():
             raise UserError(
                 f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
@@ -175,8 +173,18 @@ class Train:
         return folder
 
 
+def below(out: Path, name: str) -> Path:
+    """The folder of that name in another one, and nowhere else."""
+    from deeprnn.errors import UserError
+
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise UserError(f"--name {name!r} is no name below {out}: choose the folder with --out")
+    return out / path
+
+
 def _every_stage(recipe: Recipe, typed: Sequence[str]) -> Recipe:
-    """Limits from the command line hold for the first stage too, unless that is typed one of its own.
+    """Limits from the command line hold for the first stage too, unless that is given one of its own.
 
     Of epochs each stage has as many, of minutes each has half: a person who gives five means five.
     """

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
 
+from deeprnn.cells.lookup import on_meta, short
 from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError
+from deeprnn.model.operator_specs import CellSpec
 from deeprnn.model.structure import dissect
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import members_of
@@ -24,7 +28,8 @@ PLACE = 6
 def check(recipe: Recipe, data: Data, device: torch.device | str = "cpu") -> None:
     """Refuse a recipe that needs more memory than there is, or wastes it, by the settings that ask for it."""
     free = at_hand(torch.device(device))
-    for settings, bytes_needed in needs(recipe, data, torch.device(device)).items():
+    known = _cells(recipe, data).items()  # before `needs`, which reads their steps on tensors of their sizes
+    for settings, bytes_needed in chain(known, _later(lambda: needs(recipe, data, torch.device(device)))):
         if free is not None and bytes_needed > free:
             raise UserError(
                 f"{settings} would take at least {bytes_needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB "
@@ -39,6 +44,23 @@ def check(recipe: Recipe, data: Data, device: torch.device | str = "cpu") -> Non
         )
 
 
+def _later(table: Callable[[], dict[str, int]]) -> Iterator[tuple[str, int]]:
+    yield from table().items()
+
+
+def _cells(recipe: Recipe, data: Data) -> dict[str, int]:
+    """Bytes of the cells of a model, of one member alone."""
+    spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
+    levels = [level for level in spec.levels if isinstance(level, CellSpec)]
+    cells = [on_meta(level.cell, level.entering, level.hidden_size, level.options) for level in levels]
+    if not cells:
+        return {}
+    options = f" with {', '.join(recipe.model.cell_options)}" if recipe.model.cell_options else ""
+    sizes = ", ".join(f"{size:,}" for size in recipe.model.hidden)
+    numbers = sum(p.numel() for cell in cells for p in cell.parameters())
+    return {f"model.cell={short(recipe.model.cell)}{options} and model.hidden={sizes}": 3 * NUMBER * numbers}
+
+
 def needs(recipe: Recipe, data: Data, device: torch.device) -> dict[str, int]:
     """Bytes that a run takes at the least, by the settings that decide them."""
     model = dissect(recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout))
@@ -51,10 +73,11 @@ def needs(recipe: Recipe, data: Data, device: torch.device) -> dict[str, int]:
     step = sum(layer.width for layer in model.layers if layer.role not in ("input", "output"))
     population = f" of {members:,} models" if members > 1 else ""
     sizes = ", ".join(f"{size:,}" for size in recipe.model.hidden)
+    nade = f" and model.nade_size={recipe.model.nade_size:,}" if recipe.model.output == "nade" else ""
     return {
         **_evaluation(recipe, data),
         # values, gradient, best values
-        f"model.hidden={sizes}{population}": 3 * NUMBER * members * model.parameters,
+        f"model.hidden={sizes}{nade}{population}": 3 * NUMBER * members * model.parameters,
         # pre-activations and their gradients
         f"one update of data.lanes={lanes:,} and data.chunk={chunk:,}": (
             2 * NUMBER * together * lanes * chunk * step
