@@ -23,6 +23,7 @@ from deeprnn.cells.cell import Cell
 from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import Plan
 from deeprnn.model.operator_specs import PlusSpec
+from deeprnn.model.overrides import refresh_weights
 from deeprnn.model.transition import cell_of
 
 WIRED = "_wired"
@@ -49,7 +50,7 @@ def call_directly(
     x = input.transpose(0, 1) if batch_first else input
     if x.shape[0] == 1 and x.device.type == "cpu":  # `single_step` serves it
         return None
-    # Read at every call; what hooks or replicas put elsewhere is not results.
+    # Read at every call; what hooks or replicas put elsewhere does not count.
     own = layer.__dict__["_parameters"]
     parameters = [own.get(name) for name in wired.names]
     results = direct(wired.wiring, x, states, parameters, backend)
@@ -114,6 +115,7 @@ def call_cell_directly(
     x = input.transpose(0, 1) if batch_first else input
     if x.shape[0] == 1 or (states is None and type(cell).initial_state is not Cell.initial_state):
         return None
+    refresh_weights(cell)  # `step` is read, the cell itself not called
     plan = plans.plan_of(cell, plans.Request(x.dtype, x.dtype, "cpu"))
     layout = plan.layout
     if layout is None or layout.enters != "x" or layout.masks or layout.draws or any(layout.needed):
