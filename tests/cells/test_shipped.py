@@ -73,6 +73,11 @@ def test_every_unit_of_the_table_serves_a_cell_without_gates(name):
         ("gru", "intermediate_sizes=0", "intermediate_sizes must be a whole number of at least 1, got 0"),
         ("gru", "intermediate_sizes=1.5", "intermediate_sizes must be a whole number of at least 1, got 1.5"),
         ("gru", f"intermediate_sizes={10**12}+{10**12}", "cell gru cannot be built from input_size=3"),
+        (
+            "gru",
+            f"intermediate_sizes={2**64}",
+            f"intermediate_sizes must be a whole number of at least 1, got {2**64}",
+        ),
         ("gru", "bias=3", "bias must be true or false, got 3"),
         ("lstm", "proj_size=-3", "proj_size must be a whole number of at least 0, got -3"),
         ("lstm", "proj_size=abc", "proj_size must be a whole number of at least 0, got 'abc'"),
@@ -85,6 +90,13 @@ def test_every_unit_of_the_table_serves_a_cell_without_gates(name):
 def test_an_absurd_option_of_a_cell_is_one_sentence(name, option, told):
     with pytest.raises(UserError, match=re.escape(told)):
         lookup.on_meta(name, I, H, [option])
+
+
+def test_a_step_too_long_to_be_read_is_unrolled_by_the_plain_loop():
+    layer, x = Recurrent(lookup.build("rhn", I, H, ["depth=200"])), torch.randn(2, B, I)
+    y, _ = layer(x)
+    assert "more matrix products follow each other in a step than can be read" in layer.explain()
+    torch.testing.assert_close(y[1], layer.step(x[1], layer.step(x[0])[1])[0])
 
 
 def layer_of(name, dtype=torch.float64, **options):

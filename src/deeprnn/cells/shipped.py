@@ -15,12 +15,14 @@ from deeprnn.errors import UserError
 
 MOST_LAYERS = 1000
 """of one cell"""
+LARGEST = 2**53
+"""width; what memory holds is checked where it is known (`training.memory`)"""
 
 
 def check_whole(owner: str, name: str, value: Any, least: int = 1, most: int | None = None) -> None:
     """Refuse what is no whole number, or one out of bounds."""
     number = isinstance(value, int) and not isinstance(value, bool)
-    if not number or value < least or (most is not None and value > most):
+    if not number or not least <= value <= (LARGEST if most is None else most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
         raise UserError(f"{owner}: {name} must be a whole number {bounds}, got {value!r}")
 
