@@ -70,7 +70,7 @@ def mutated_tree(original: Any, chance: random.Random) -> Any:
             key = chance.choice(list(holder)) if isinstance(holder, dict) else chance.randrange(len(holder))
         match chance.choice(("value", "value", "value", "remove", "repeat", "bury", "rename")):
             case "value":
-                holder[key] = chance.choice(VALUES)
+                holder[key] = copy.deepcopy(chance.choice(VALUES))  # the next change may be in it
             case "remove" if holder is not box:
                 del holder[key]
             case "repeat":

@@ -282,6 +282,13 @@ def test_mutations_follow_from_the_chance_alone():
         assert len({repr(make(random.Random(n))) for n in range(50)}) > 25
 
 
+def test_mutated_trees_are_trees_and_leave_the_values_alone():
+    before = repr(nasty.VALUES)
+    for n in range(4000):
+        nasty.as_json(nasty.mutated_tree([[[1]], {"a": [2]}], random.Random(n)))
+    assert repr(nasty.VALUES) == before
+
+
 def test_recipes_are_mutated_line_by_line():
     made = [
         mutated_files.mutated_recipe(b"seeds = [1]\n[data]\nlanes = 2\n")(random.Random(n)) for n in range(30)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -144,3 +146,11 @@ def test_a_start_kept_by_an_earlier_version_goes_by_name_and_size():
     started = Trainer(recipe(**DEEP), music(), pretrained=[old])
     for name in ("W1", "U1", "b1", "W2", "U2", "S2", "b2"):
         assert torch.equal(parameters(started)[f"levels.0.{name}"], parameters(first)[f"levels.0.{name}"])
+
+
+def test_that_a_run_has_not_finished_is_said_once(tmp_path, caplog):
+    run_recipe(recipe(), tmp_path / "first", data=text())
+    path = tmp_path / "first" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "result": None, "status": "interrupted"}))
+    run_recipe(recipe(pretrain__run=str(tmp_path / "first")), tmp_path / "second", data=text())
+    assert caplog.text.count("has not finished: starting from its best parameters so far") == 1

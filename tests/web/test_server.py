@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -91,3 +92,20 @@ def test_a_connection_serves_many_requests(impatient: Server) -> None:
     with httpx.Client(timeout=20) as client:
         for _ in range(3):
             assert client.get(f"{impatient.url}/api/runs").status_code == 200
+
+
+def test_a_file_that_is_too_large_is_told_so_to_a_client_that_is_still_sending(server: Server) -> None:
+    """A connection that is closed while a body arrives is reset, and the client never reads why."""
+    size = Limits().upload_bytes + 100_000
+    listed = httpx.get(f"{server.url}/api/runs").json()["runs"]
+    id = next(run["id"] for run in listed if run["name"] == "bach")
+    with dial(server) as connection:
+        head = f"POST /api/runs/{id}/primer HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {size}"
+        head += "\r\n\r\n"
+        connection.sendall(head.encode() + b"x" * (size // 2))
+        time.sleep(0.5)  # a server that hangs up at once has done so now
+        connection.sendall(b"x" * (size - size // 2))
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert b" 413 " in answer.splitlines()[0]
+    assert b"the MIDI file is larger than 8 MB" in answer

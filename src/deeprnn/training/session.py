@@ -363,7 +363,7 @@ def _from_run(recipe: Recipe, folder: Path) -> list[Source]:
     """The best parameters of the run that `pretrain.run` names, copied here: it may move or change later."""
     places = [home / "start" for home in saving.member_folders(recipe, folder)]
     if not all((place / "best.json").exists() for place in places):
-        sources = _sources(recipe)
+        sources = _sources(recipe, told=True)
         for place, source in zip(
             places, sources * len(places) if len(sources) == 1 else sources, strict=True
         ):
@@ -373,13 +373,16 @@ def _from_run(recipe: Recipe, folder: Path) -> list[Source]:
     return [Source.from_meta(best.tensors, best.meta) for best in saved]
 
 
-def _sources(recipe: Recipe) -> list[Source]:
-    """The run that `pretrain.run` names, or as many members of a population as this run has."""
+def _sources(recipe: Recipe, told: bool = False) -> list[Source]:
+    """The run that `pretrain.run` names, or as many members of a population as this run has.
+
+    `told`: that one has not finished was said before.
+    """
     other, count = Path(recipe.pretrain.run), len(members_of(recipe))
     runs = population(other) if (other / "population.json").exists() else [load_run(other)]
     if len(runs) not in (1, count):
         raise UserError(f"{other} has {len(runs)} members but this run has {count}: give one or as many")
     for run in runs:
-        if run.info["result"] is None:
+        if run.info["result"] is None and not told:
             logger.warning("%s has not finished: starting from its best parameters so far", run.path)
     return [Source.of(run) for run in runs]

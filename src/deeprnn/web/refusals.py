@@ -12,6 +12,9 @@ from starlette.responses import JSONResponse, Response
 from deeprnn.errors import UserError
 from deeprnn.runs.reading import printable
 
+READ_TO_REFUSE = 4
+"""times the limit of a body, up to which it is read although it is refused"""
+
 
 class Refusal(Exception):
     """A request that is not served, and why."""
@@ -47,22 +50,30 @@ async def answer_failure(_request: Request, _error: Exception) -> Response:
 
 
 async def read_body(request: Request, limit: int, seconds: float, what: str = "the request") -> bytes:
-    """The whole body, refused as soon as it is known to be too large or too slow."""
+    """The whole body, refused where it is too large or too slow.
+
+    One that is a little too large is read to its end, and not kept: a client that is still sending when the connection
+    closes never sees the answer. More than `READ_TO_REFUSE` times the limit is refused at once.
+    """
     too_large = Refusal(413, f"{what} is larger than {limit / 1e6:g} MB, the most that is taken")
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limit:
+    if declared.isdigit() and int(declared) > READ_TO_REFUSE * limit:
         raise too_large
-    body = bytearray()
+    body, size = bytearray(), 0
     try:
         with anyio.fail_after(seconds):
             async for part in request.stream():
-                body += part
-                if len(body) > limit:
+                size += len(part)
+                if size > READ_TO_REFUSE * limit:
                     raise too_large
+                if size <= limit:
+                    body += part
     except TimeoutError:
         raise Refusal(408, f"{what} did not arrive within {seconds:g} seconds") from None
     except ClientDisconnect:
         raise Refusal(400, "the request broke off") from None
+    if size > limit:
+        raise too_large
     return bytes(body)
 
 
