@@ -565,8 +565,31 @@ def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path, place):
     results = train_pack(
         pack, tmp_path / "there", report=lambda rows: again.append(rows[0]["epoch"]) or (), store=store
     )
-    assert again[0] > 1
+    assert again == [1, 2, 3, 4], "those of the first attempt are told again: who heard them may be gone"
     assert results == whole
+    lines = (tmp_path / "there" / pack.homes[0] / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3, 4], "and trained once"
+
+
+def test_scores_that_were_told_but_not_written_down_are_told_again(tmp_path, monkeypatch):
+    """A coordinator that dies between a worker's epoch and the journal's line: the curves are as undisturbed."""
+    which = spec(trials=2, overrides={"stop.epochs": 4})
+    whole = sweep(which, tmp_path / "whole")
+    heard = []
+
+    def dies_at_the_second(study, number, epoch, value):
+        heard.append(epoch)
+        if len(heard) > 1:
+            raise RuntimeError("dies")
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Study, "report", dies_at_the_second)
+        with pytest.raises(RuntimeError, match="dies"):
+            sweep(which, tmp_path / "s")
+    again = sweep(which, tmp_path / "s")
+    assert [t.curve for t in again.trials] == [t.curve for t in whole.trials]
+    assert all(len(t.curve) == 4 for t in again.trials)
 
 
 class Elsewhere(LocalEngine):

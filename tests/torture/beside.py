@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -81,5 +82,12 @@ def _visit(name: str, place: Path) -> None:
     words = [swapped.get(word, word.replace("RUN/", f"{run}/")) for word in OTHERS[name]]
     ended = child.deeprnn(*words, cwd=place)
     child.check_polite(ended)
-    if name in TRAINERS:
+    if name in TRAINERS and not _finished(
+        run
+    ):  # which lets go of its folder before it writes its ledger's entry
         assert ended.status == 2, f"{name} was let in beside the run: {ended.err[-200:]}"
+
+
+def _finished(run: Path) -> bool:
+    path = run / "run.json"
+    return path.is_file() and json.loads(path.read_text())["status"] == "finished"

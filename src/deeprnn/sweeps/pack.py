@@ -114,8 +114,10 @@ def train_pack(
         saver.restore()
         for member in stopped:
             end(trainer, member, PRUNED)
+        reporter = _Reporter(pack.recipes, report)
+        reporter.tell_again(trainer, [Run(home).metrics() for home in homes])
         try:
-            trainer.train([_Reporter(pack.recipes, report), saver])
+            trainer.train([reporter, saver])
         except NonFinite:  # nobody is left
             for member in range(len(pack.recipes)):
                 end(trainer, member, f"{DIVERGED} in epoch {trainer.epoch}")
@@ -172,6 +174,15 @@ class _Reporter:
         for member, step in enumerate(trainer.updater.bad.tolist()):
             if step >= 0 and self.recipes[member].optimiser.nonfinite == "stop":
                 end(trainer, member, f"{DIVERGED}: the loss or gradient of update {step} was NaN or infinite")
+        self._tell(trainer, rows)
+
+    def tell_again(self, trainer: Trainer, curves: Sequence[Sequence[Row]]) -> None:
+        """The epochs of an earlier attempt: whoever heard of them may have died before writing them down."""
+        by_epoch = [{row["epoch"]: row for row in curve} for curve in curves]
+        for epoch in sorted(set().union(*by_epoch)):
+            self._tell(trainer, [rows.get(epoch) for rows in by_epoch])
+
+    def _tell(self, trainer: Trainer, rows: Sequence[Row | None]) -> None:
         for member in self.report(rows):
             end(trainer, member, PRUNED)
 

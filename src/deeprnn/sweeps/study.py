@@ -302,7 +302,7 @@ def _numbered(optuna: Any, spec: Spec) -> Any:
 
 
 def _curve(scores: Mapping[int, float]) -> tuple[float, ...]:
-    """The best so far after every epoch; one that a kill left untold has what was known before it."""
+    """The best so far after every epoch; where one is missing, what was known before it."""
     curve: list[float] = []
     for epoch in range(1, max(scores, default=0) + 1):
         curve.append(
