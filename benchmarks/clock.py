@@ -65,17 +65,6 @@ class Clock:
 
     def graph(self, call: Callable[[], Any]) -> Callable[[], None]:
         """The call, captured."""
-        import torch
+        from deeprnn.bench.peers import capture
 
-        if self.dry:
-            return call
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        return graph.replay
+        return call if self.dry else capture(call)[0].replay

@@ -51,6 +51,7 @@ from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import (  # n
 )
 from deeprnn.backends.protocol import Case, Inputs  # noqa: E402
 from deeprnn.bench.measure import relative, seconds_of, surroundings  # noqa: E402
+from deeprnn.bench.peers import capture  # noqa: E402
 from deeprnn.cells.deep_transition import DeepTransition  # noqa: E402
 from deeprnn.cells.description import CellDescription  # noqa: E402
 
@@ -241,11 +242,7 @@ def error_of(shape: Shape) -> float:
 
 def microseconds(call: Callable[[], Any], repeats: int = 9) -> float:
     """The median of replays of a CUDA graph, in which the host has no part."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph, _ = capture(call)
     graph.replay()
     return statistics.median(seconds_of(graph.replay, "cuda") for _ in range(repeats)) * 1e6
 

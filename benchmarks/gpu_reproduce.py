@@ -12,8 +12,8 @@ Needs torch, numpy and safetensors alone, and no repository (`--commit` says whi
 call in the same working tree goes on from `--work`; on another machine `--restore` brings an earlier call's files.
 Into --out go `results.tar.gz` (a folder of results: `runs/`, `clean.json`, `calls.json`; renewed after every job),
 `state-N.part` (unfinished runs, first stages that are needed still, finished runs that are yet to be scored without
-near-duplicates; renewed every minute) and `log.txt`. Whenever the process is killed, what these held a moment before is
-whole.
+near-duplicates or dynamically; renewed every minute) and `log.txt`. Whenever the process is killed, what these held a
+moment before is whole.
 
 All kernels are compiled ahead by all cores. Every finished run of a rerun is scored again, from the parameters it kept,
 on what has no near-duplicate in the training part. `--collect` enters results into a folder, over nothing, and does
@@ -49,15 +49,15 @@ from deeprnn.reproduction import clean_scores, tables  # noqa: E402
 from deeprnn.reproduction.compare import compare, comparison_text  # noqa: E402
 from deeprnn.reproduction.entries import read_ledger  # noqa: E402
 from deeprnn.reproduction.identity import identity  # noqa: E402
-from deeprnn.reproduction.plan import Job, finished_members, make_plan, wanted  # noqa: E402
+from deeprnn.reproduction.plan import Job, find_member, finished_members, make_plan, wanted  # noqa: E402
 from deeprnn.reproduction.replications import CALLS, RUNS  # noqa: E402
 from deeprnn.reproduction.run import Outcome, Settings, data_of, default_jobs, parse_seeds, reproduce  # noqa: E402
+from deeprnn.reproduction.study import dynamic  # noqa: E402
 from deeprnn.reproduction.study.analysis import results, text  # noqa: E402
-from deeprnn.reproduction.study.dynamic import FILE as DYNAMIC  # noqa: E402
 from deeprnn.reproduction.study.jobs import study_plan  # noqa: E402
 from deeprnn.reproduction.study.plan_file import Study, read_study  # noqa: E402
 from deeprnn.reproduction.study.run import DIVERGED, STARTED, read_runs, run_study  # noqa: E402
-from deeprnn.runs.folder import command_line, commit, environment  # noqa: E402
+from deeprnn.runs.provenance import command_line, commit, environment  # noqa: E402
 from deeprnn.training.clean import SplitSubset, clean_parts  # noqa: E402
 from deeprnn.training.cuda_graph import on_own_stream  # noqa: E402
 from deeprnn.training.recipe import DataPart, Recipe  # noqa: E402
@@ -131,7 +131,10 @@ class Slice:
         if self.arguments.seconds:
             threading.Thread(target=self._end_in_time, daemon=True).start()
         self.left = self._jobs_left()
-        self._prepare(sorted(self.left, key=lambda job: (job.alone, job.wide)))  # as a GPU takes them
+        rows = self._rows() or [self.left]
+        self._prepare(  # as a GPU takes them
+            [job for row in rows for job in sorted(row, key=lambda job: (job.alone, job.wide))]
+        )
         threading.Thread(target=self._pack_again_and_again, daemon=True).start()
         self._start_scoring()
         self.notes["training_from"] = round(self.seconds, 1)
@@ -275,7 +278,7 @@ class Slice:
                 content, known = path.read_bytes(), LEDGER / path.name
                 if self.study or self.arguments.fresh or not known.exists() or known.read_bytes() != content:
                     files[f"{RUNS}/{path.name}"] = self._with_commit(content)
-            for name in (clean_scores.FILE, CALLS, STARTED, DIVERGED, DYNAMIC):
+            for name in (clean_scores.FILE, CALLS, STARTED, DIVERGED, dynamic.FILE):
                 if (self.home / name).exists():
                     files[name] = (self.home / name).read_bytes()
             slice_files.pack_results(self.out, files)
@@ -327,6 +330,11 @@ class Slice:
             rows = clean_scores.read_scores(self.home / clean_scores.FILE)
             for run, name in clean_scores.unscored(root, self.settings.ledger, rows):
                 groups[f"{name}, to be scored"] = _finished_files(run.path)
+        if self.study is not None:
+            for entry in dynamic.wanted(self.study, read_runs(self.home), self.home):
+                home = find_member(root, identity(entry.recipe), entry.seed)
+                if home is not None:
+                    groups[f"{entry.path.name}, to be scored dynamically"] = _finished_files(home)
         unfinished: dict[str, list[Path]] = {}
         trained = finished_members(root)
         for job in self.left:
@@ -341,11 +349,22 @@ class Slice:
         small_first = sorted(unfinished.items(), key=lambda item: sum(p.stat().st_size for p in item[1]))
         return [*groups.items(), *small_first]
 
+    def _rows(self) -> list[list[Job]]:
+        """What is left of a study by the words of --only, which are run one after another."""
+        if self.study is None:
+            return []
+        runs, known, rows = read_runs(self.home), set[str](), list[list[Job]]()
+        for only in [(word,) for word in self.settings.only] or [()]:
+            jobs = study_plan(self.study, runs, self.settings.root, only, ahead=True)[0].jobs
+            rows.append([job for job in jobs if job.name not in known])
+            known |= {job.name for job in jobs}
+        return rows
+
     def _jobs_left(self) -> list[Job]:
         """Those of this slice, and of cells whose first stages a later one needs."""
         s = self.settings
         if self.study is not None:
-            return study_plan(self.study, read_runs(self.home), s.root, s.only, ahead=True)[0].jobs
+            return [job for row in self._rows() for job in row]
         names = wanted([*s.only, *self.arguments.keep], s.extras)
         entries = read_ledger(s.ledger)
         return make_plan(names, entries, s.root, seeds=s.seeds, overrides=s.overrides).jobs

@@ -21,7 +21,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "src"))
 
-from deeprnn.reproduction.run import SWITCH, data_of  # noqa: E402
+from deeprnn.reproduction.run import data_of  # noqa: E402
+from deeprnn.sweeps.engines.local import SWITCH  # noqa: E402
 from deeprnn.training.cuda_graph import SETUP, on_own_stream  # noqa: E402
 from deeprnn.training.loop import Trainer  # noqa: E402
 from deeprnn.training.recipe import load_recipe, override  # noqa: E402

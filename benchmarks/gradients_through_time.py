@@ -25,7 +25,7 @@ from deeprnn.model.losses import nats
 from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.render.curves import legend
 from deeprnn.render.style import SERIES, SOFT, dress, new_figure, png_bytes
-from deeprnn.runs.folder import commit, environment
+from deeprnn.runs.provenance import commit, environment
 from deeprnn.training.loop import Trainer
 from deeprnn.training.recipe import Recipe, load_recipe, override
 

@@ -33,7 +33,7 @@ from benchmarks.records import read  # noqa: E402
 from benchmarks.shapes import OURS, Shape  # noqa: E402
 
 from deeprnn.files import write_atomically, write_json  # noqa: E402
-from deeprnn.runs.folder import commit, environment  # noqa: E402
+from deeprnn.runs.provenance import commit, environment  # noqa: E402
 from deeprnn.training.loop import Trainer  # noqa: E402
 from deeprnn.training.ranks import Ranks, joined  # noqa: E402
 from deeprnn.training.recipe import DataPart, ModelPart, Recipe, RegulariserPart  # noqa: E402

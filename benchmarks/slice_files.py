@@ -63,7 +63,8 @@ def enter(files: Mapping[str, bytes], home: Path) -> tuple[list[Path], list[Path
     entered, other = _enter_runs(files, home / RUNS)
     for name, key in ((CALLS, "began"), (DYNAMIC, "entry"), (DIVERGED, None)):
         if name in files:
-            _merge(home / name, json.loads(files[name]), key)
+            replaced = _merge(home / name, json.loads(files[name]), key, stay=name != CALLS)
+            other += [home / name] * replaced
     if clean_scores.FILE in files:
         new = [clean_scores.CleanScore(**row) for row in json.loads(files[clean_scores.FILE])]
         known = {row.entry: row for row in clean_scores.add_scores(home / clean_scores.FILE, new)}
@@ -106,11 +107,19 @@ def _enter_runs(files: Mapping[str, bytes], ledger: Path) -> tuple[list[Path], l
     return entered, other
 
 
-def _merge(path: Path, new: list[Any], key: str | None) -> None:
-    """A list of rows, one for each value of `key`; of a call the later word counts."""
-    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    by = {json.dumps(row if key is None else row[key], sort_keys=True): row for row in [*rows, *new]}
-    write_json(path, list(by.values()))
+def _merge(path: Path, new: list[Any], key: str | None, stay: bool) -> bool:
+    """A list of rows, one for each value of `key`: of a call the later word counts, a score stays as it is.
+
+    Whether a row that stayed is another than the new one.
+    """
+
+    def named(rows: list[Any]) -> dict[str, Any]:
+        return {json.dumps(row if key is None else row[key], sort_keys=True): row for row in rows}
+
+    known = named(json.loads(path.read_text(encoding="utf-8")) if path.exists() else [])
+    given = named(new)
+    write_json(path, list(({**known, **given, **known} if stay else {**known, **given}).values()))
+    return stay and any(known[name] != row for name, row in given.items() if name in known)
 
 
 def collect(folder: Path, home: Path) -> int:

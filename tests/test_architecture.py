@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ import pytest
 import deeprnn
 
 SRC = Path(deeprnn.__file__).parent
+ROOT = Path(__file__).parents[1]
 
 # From the inside out. A part imports from rows above its own, and from itself; neighbours in a row do not know each
 # other. A part is a folder, or a module that has a row of its own. What is in no row is the outer circle: generation,
 # reports, speed.
 ROWS = [
     {"errors"},
-    {"console", "files", "launcher", "runs.reading", "runs.shipped"},
+    {"console", "files", "launcher", "runs.provenance", "runs.reading", "runs.shipped"},
     {"cells"},
     {"model.units", "model.overrides", "model.tracing"},
     {"model.spec_fields", "model.equations", "model.init"},
@@ -334,6 +336,23 @@ def test_every_public_name_resolves():
     assert set(dir(deeprnn)) == set(deeprnn.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         deeprnn.no_such_name
+
+
+def test_where_a_new_thing_goes_names_files_and_what_is_in_them():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.partition("## Where a new thing goes")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 10
+    for row in rows:
+        paths = [re.findall(r"`([\w/]+(?:\.py|/))`", cell) for cell in row]
+        places = [path for cell in paths for path in cell]
+        found = {p: (SRC / p) if (SRC / p).exists() else ROOT / p for p in places}
+        assert all(place.exists() for place in found.values()), row[0]
+        here = [found[p] for cell in paths[1:3] for p in cell if found[p].is_file()]
+        folders = [found[p] / "__init__.py" for cell in paths[1:3] for p in cell if found[p].is_dir()]
+        texts = "".join(p.read_text() for p in (*here, *folders) if p.exists())
+        names = re.findall(r"`(\w{4,})`", row[2])
+        assert all(re.search(rf"\b{name}\b", texts) for name in names), f"{row[0]}: {names}"
 
 
 def test_every_backend_of_the_registry_is_a_module():

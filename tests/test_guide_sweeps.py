@@ -49,7 +49,7 @@ def test_the_guides_commands_run_from_start_to_figure(tmp_path, monkeypatch, cap
 
 
 def test_a_sweep_from_the_command_line_of_train(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("deeprnn.sweeps.engines.local.cores", lambda: 1)  # no processes: quicker
+    monkeypatch.setattr("deeprnn.training.threads.cores", lambda: 1)  # no processes: quicker
     monkeypatch.chdir(tmp_path)
     argv = [
         "train",

@@ -50,13 +50,13 @@ def show_rows(
     spare: Sequence[str] = (),
 ) -> None:
     """Print a table; where the terminal is too narrow the `spare` columns are left out, the first of them first."""
-    kept = fitting(headings, rows, spare, gap=1)
+    shown = fitting(headings, rows, spare, gap=1)
     table = need("rich.table", extra="cli").Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in kept:
+    for heading in shown:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     for row in rows:
         cells = dict(zip(headings, row, strict=True))
-        table.add_row(*(cells[heading] for heading in kept))
+        table.add_row(*(cells[heading] for heading in shown))
     show_table(table)
 
 
@@ -68,12 +68,12 @@ def fitting(
         heading: max(len(heading), *(len(row[i]) for row in rows)) if rows else len(heading)
         for i, heading in enumerate(headings)
     }
-    kept = list(headings)
+    shown = list(headings)
     for heading in spare:
-        if sum(sizes[name] + gap for name in kept) - gap <= width():
+        if sum(sizes[name] + gap for name in shown) - gap <= width():
             break
-        kept.remove(heading)
-    return kept
+        shown.remove(heading)
+    return shown
 
 
 def show_table(table: Any) -> None:

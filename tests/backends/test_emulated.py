@@ -28,6 +28,7 @@ from deeprnn.backends.cuda.recurrence import (
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.protocol import Case as BackendCase
 from deeprnn.cells.description import CellDescription
+from deeprnn.cells.expressions import apply, leaf
 from deeprnn.cells.functions import UNITS
 from deeprnn.cells.library import LIBRARY
 from deeprnn.cells.plans import Request, plan_of
@@ -116,6 +117,22 @@ def test_every_unit_of_the_table(monkeypatch):
     """A layer each, so that one kernel has them all."""
     units = list(UNITS)
     case = Case("units", grid.transition([9] * len(units), units, "none"), T=4, B=3, reset=True)
+    examine(case, lambda *common: cluster_plans.cluster_plan(*common, H200, 2, 128, 8, 2, 2), monkeypatch)
+
+
+SMOOTH = ("exp", "expm1", "log", "log1p", "sqrt", "square", "softplus")
+"""functions of one argument that are no units, and whose slope does not jump"""
+
+
+def test_other_functions_of_the_table(monkeypatch):
+    """All in one kernel, of numbers between 0.5 and 1.5."""
+    a = leaf("preactivation", 0)
+    total = a * 0.1
+    for k, name in enumerate(SMOOTH):
+        total = total + apply(name, apply("sigmoid", a * (1.0 + 0.1 * k)) + 0.5)
+    rnn = by_name(18)["leaky"]
+    stage = rnn.stages[0]._replace(outputs=(apply("tanh", total * 0.2),))
+    case = Case("functions", dataclasses.replace(rnn, stages=(stage,)), T=4, B=3, reset=True)
     examine(case, lambda *common: cluster_plans.cluster_plan(*common, H200, 2, 128, 8, 2, 2), monkeypatch)
 
 

@@ -101,7 +101,8 @@ def test_no_kernel_is_called_and_no_weight_packed_for_one_step(make, monkeypatch
     def refuse(*arguments):
         raise AssertionError("a kernel was called")
 
-    monkeypatch.setattr(cpu.Cpu, "forward", refuse)
+    for name in ("forward", "forward_with_projection"):
+        monkeypatch.setattr(cpu.Cpu, name, refuse)
     layer(x)
     layer.step(x[0])
     with pytest.raises(AssertionError, match="kernel"):
@@ -119,7 +120,7 @@ def test_many_rows_of_a_large_cell_go_to_machine_code_which_reads_weights_as_the
         "_planned",
         lambda self, sharing, *rest: sharings.append(sharing) or planned(self, sharing, *rest),
     )
-    run._forward_program.cache_clear()
+    run.forward_program.cache_clear()
     with torch.no_grad():
         close(layer(x), by_reference(layer, x))
     assert [sharing.unpacked for sharing in sharings] == [True]
@@ -131,7 +132,8 @@ def test_one_step_of_a_users_cell_is_a_call_of_it(monkeypatch):
     found = layer(x), torch.autograd.grad(layer(x)[0].sum(), list(layer.parameters()))
     true = whole(x), torch.autograd.grad(whole(x)[0].sum(), list(whole.parameters()))
     close(found, true, 1e-5)
-    monkeypatch.setattr(cpu.Cpu, "forward", None)
+    for name in ("forward", "forward_with_projection"):
+        monkeypatch.setattr(cpu.Cpu, name, None)
     close(layer(x), found[0])
 
 
@@ -243,8 +245,10 @@ def test_autocast_keeps_the_parameters_type():
 
 
 def test_an_asked_for_backend_serves_one_step_too(monkeypatch):
-    calls, forward = [], cpu.Cpu.forward
-    monkeypatch.setattr(cpu.Cpu, "forward", lambda self, *a: calls.append(1) or forward(self, *a))
+    calls = []
+    for name in ("forward", "forward_with_projection"):
+        real = getattr(cpu.Cpu, name)
+        monkeypatch.setattr(cpu.Cpu, name, lambda self, *a, real=real: calls.append(1) or real(self, *a))
     DeepRNN(I, H, backend="cpu")(torch.randn(1, B, I))
     assert calls == [1]
 

@@ -54,10 +54,12 @@ def test_other_depths(depth):
 @pytest.fixture
 def spoil(monkeypatch):
     """Make the CPU backend return something else than what it computed."""
-    right = cpu.BACKEND.forward
 
     def spoilt(change):
-        monkeypatch.setattr(cpu.BACKEND, "forward", lambda *a: [change(x) for x in right(*a)])
+        for name in ("forward", "forward_with_projection"):
+            right = getattr(cpu.BACKEND, name)
+            wrong = lambda *a, right=right: [change(x) for x in right(*a)]  # noqa: E731
+            monkeypatch.setattr(cpu.BACKEND, name, wrong)
 
     return spoilt
 

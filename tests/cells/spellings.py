@@ -265,6 +265,27 @@ FUSED: dict[str, tuple[Callable[[Any], None], Rule, tuple[int, ...]]] = {
     "masked_fill": (simple, lambda m, x, h: m.W(h).masked_fill(h < 0.1, 0.3) + m.U(x), (HIDDEN,)),
     "comparison": (simple, lambda m, x, h: (h >= m.W(h)).to(h.dtype) * m.U(x) + 0.1 * h, (HIDDEN,)),
     "logic": (simple, lambda m, x, h: ((h > 0) & ~(m.W(h) <= 0.2) | (h == 0)).double() * m.U(x) + 0.2 * h, (HIDDEN,)),
+    "logic of numbers": (
+        simple,
+        lambda m, x, h: (
+            torch.logical_and(h, m.W(h)).to(h.dtype)
+            + torch.logical_or(h, F.relu(m.W(h))).to(h.dtype)
+            + torch.logical_xor(F.relu(h), m.W(h)).to(h.dtype)
+            + torch.logical_not(F.relu(h)).to(h.dtype)
+        ) * m.U(x) + 0.2 * h,
+        (HIDDEN,),
+    ),
+    "sums of truth values": (simple, lambda m, x, h: ((h > -1) + (m.W(h) > -9) ^ (h > 0)).to(h.dtype) * m.U(x), (HIDDEN,)),
+    "small arguments": (
+        simple,
+        lambda m, x, h: (torch.expm1(1e-9 * m.W(h)) + torch.log1p(1e-9 * m.U(x) + 1e-9 * h)) * 1e8,
+        (HIDDEN,),
+    ),
+    "softplus that ends early": (simple, lambda m, x, h: F.softplus(m.W(h) + m.U(x), 3, 0.5), (HIDDEN,)),
+    "constant factor of a product": (simple, lambda m, x, h: m.W(0 * h) + m.U(x), (HIDDEN,)),
+    "constant condition": (simple, lambda m, x, h: F.hardsigmoid(h * 0 + 3.0) * m.U(x) + 0.1 * h, (HIDDEN,)),
+    "constant state": (simple, lambda m, x, h, c: (torch.tanh(m.W(h) + m.U(x) + c), torch.full_like(c, 0.5)), (HIDDEN, HIDDEN)),
+    "state of inputs alone": (simple, lambda m, x, h: torch.zeros_like(h) + m.U(x), (HIDDEN,)),
     "clamp": (simple, lambda m, x, h: (m.W(h) + m.U(x)).clamp(-0.3, 0.4), (HIDDEN,)),
     "maximum": (simple, lambda m, x, h: torch.maximum(m.W(h), m.U(x)) + torch.minimum(h, m.U(x)), (HIDDEN,)),
     "power": (simple, lambda m, x, h: (m.W(h) + m.U(x)) ** 3 * 0.1 + (1 + h**2).pow(-1) + (1 + h.abs()).pow(0.7), (HIDDEN,)),
@@ -322,6 +343,7 @@ def _hooked(m: Any, x: Tensor, h: Tensor) -> Tensor:
 
 PLAIN: dict[str, tuple[Callable[[Any], None], Rule, str]] = {
     "layer norm": (simple, lambda m, x, h: torch.tanh(F.layer_norm(m.W(h) + m.U(x), (HIDDEN,))), "native_layer_norm"),
+    "rms norm": (simple, lambda m, x, h: torch.tanh(F.rms_norm(m.W(h) + m.U(x), (HIDDEN,))), "rms_norm"),
     "softmax": (simple, lambda m, x, h: (m.W(h) + m.U(x)).softmax(-1), "_softmax"),
     "branch": (simple, _branch, "value of a tensor"),
     "item": (simple, lambda m, x, h: torch.tanh(m.W(h)) * h.abs().amax(1)[0].item(), "value of a tensor"),
@@ -338,5 +360,8 @@ PLAIN: dict[str, tuple[Callable[[Any], None], Rule, str]] = {
     "autograd.Function": (simple, lambda m, x, h: _Straight.apply(m.W(h) + m.U(x)) * h, "autograd.Function"),
     "gradient hook": (simple, _hooked, "requires_grad"),
     "numpy": (simple, lambda m, x, h: torch.tanh(m.W(h) + float(x.detach().numpy().mean())), "numpy"),
+    "division by zero": (simple, lambda m, x, h: torch.tanh(m.U(x) + ((1 + h.abs()) / 0.0).clamp(-1, 1)), "division by zero"),
+    "a negative base": (simple, lambda m, x, h: (-2.0) ** (m.W(h) > 0).to(h.dtype) * m.U(x), "pow"),
+    "numbers into integers": (simple, lambda m, x, h: torch.zeros_like(h, dtype=torch.int64).copy_(4 * h) * m.U(x), "int64"),
     "double inside": (simple, lambda m, x, h: torch.tanh(m.W(h).half().to(h.dtype) + m.U(x)), "float16"),
 }  # fmt: skip

@@ -24,10 +24,24 @@ from deeprnn.cells import plans
 T, B, I, H = 5, 2, 3, 4
 SCALE = 1.0
 SHIFT = torch.zeros(H)
+GAINS = [torch.ones(H)]
+LAYER = nn.Linear(H, H)
+SEEN: list[Tensor] = []
+CALLS = 0
+
+
+class Config:
+    gain = 1.0
 
 
 def helper(a: Tensor) -> Tensor:
     return a * SCALE
+
+
+def imported(m: Any, a: Tensor) -> Tensor:
+    import tests.cells.test_changes as here
+
+    return a * here.SCALE
 
 
 class Base(deeprnn.Cell):
@@ -78,6 +92,11 @@ class Gate(nn.Module):
         return self.size * a
 
 
+class Scaled:
+    def __call__(self, a: Tensor) -> Tensor:
+        return SCALE * a
+
+
 class Slots:
     __slots__ = ("factor",)
 
@@ -120,6 +139,28 @@ CHANGES: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, Any], Callab
         lambda m, a: helper(a), {}, lambda m: setattr(helper, "__code__", (lambda a: 3 * a).__code__),
     ),
     "a global tensor": (lambda m, a: a + SHIFT, {}, set_global("SHIFT", torch.ones(H))),
+    "a tensor in a list": (
+        lambda m, a: a * m.k[0], {"k": [torch.ones(H)]}, lambda m: m.k.__setitem__(0, torch.zeros(H)),
+    ),
+    "a tensor in a tuple": (
+        lambda m, a: a * m.k[0], {"k": (torch.ones(H),)}, lambda m: setattr(m, "k", (torch.zeros(H),)),
+    ),
+    "a tensor of an object": (
+        lambda m, a: a * m.k.t, {"k": SimpleNamespace(t=torch.ones(H))}, lambda m: setattr(m.k, "t", torch.zeros(H)),
+    ),
+    "a tensor in a global list": (lambda m, a: a * GAINS[0], {}, lambda m: GAINS.__setitem__(0, torch.zeros(H))),
+    "a number of a global class": (lambda m, a: a * Config.gain, {}, lambda m: setattr(Config, "gain", 2.0)),
+    "the weight of a global module": (
+        lambda m, a: LAYER(a), {}, lambda m: setattr(LAYER, "weight", nn.Parameter(torch.eye(H))),
+    ),
+    "a global of an imported module": (imported, {}, set_global("SCALE", 2.0)),
+    "a global of a callable object": (lambda m, a: m.k(a), {"k": Scaled()}, set_global("SCALE", 2.0)),
+    "a setting of a module in a list": (
+        lambda m, a: m.k[0](a), {"k": [nn.LeakyReLU(0.1)]}, lambda m: setattr(m.k[0], "negative_slope", 0.5),
+    ),
+    "a tensor of two names": (
+        lambda m, a: m.k(a), {"k": nn.Linear(H, H)}, lambda m: setattr(m.k, "weight", m.W.weight),
+    ),
 }  # fmt: skip
 """what a step reads: the rule, the cell's attributes, and a change"""
 
@@ -131,6 +172,9 @@ def unharmed(monkeypatch):
     monkeypatch.setattr(Base, "widths", [1.0], raising=False)
     monkeypatch.setattr(Gate, "size", 1.0)
     monkeypatch.setattr(helper, "__code__", helper.__code__)
+    monkeypatch.setattr(Config, "gain", 1.0)
+    monkeypatch.setitem(globals(), "LAYER", nn.Linear(H, H))
+    monkeypatch.setitem(globals(), "GAINS", [torch.ones(H)])
     for name in ("SCALE", "SHIFT", "helper"):
         monkeypatch.setitem(globals(), name, globals()[name])
 
@@ -147,6 +191,15 @@ def test_a_change_is_noticed(name, x, unharmed):
     after = layer(x)[0]
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, by_hand(cell, x))
+
+
+def test_a_weight_that_two_names_shared_is_read_anew_when_they_part(x):
+    cell = cell_of(lambda m, a: m.k(a), k=nn.Linear(H, H))
+    cell.k.weight = cell.W.weight
+    layer = deeprnn.Recurrent(cell)
+    layer(x)
+    cell.k.weight = nn.Parameter(torch.eye(H))
+    torch.testing.assert_close(layer(x)[0], by_hand(cell, x))
 
 
 def test_a_variable_of_a_closure_is_noticed(x):
@@ -242,6 +295,23 @@ def scaling(m: Any, a: Tensor) -> Tensor:
     return a * float(m.k[0])
 
 
+class Calls:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, a: Tensor) -> Tensor:
+        self.count += 1
+        return a / self.count
+
+
+class CountingModule(nn.Module, Calls):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    forward = Calls.__call__
+
+
 EFFECTS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[], dict[str, Any]], str]] = {
     "a counter": (counting, lambda: {"count": 0}, "changes self.count"),
     "a history": (remembering, lambda: {"kept": []}, "changes self.kept"),
@@ -252,6 +322,14 @@ EFFECTS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[], dict[str,
     "Python's random numbers": (lambda m, a: a * random.random(), dict, "Python's random"),
     "numpy's random numbers": (lambda m, a: a * float(np.random.rand()), dict, "numpy.random"),
     "a generator of its own": (lambda m, a: a * m.r.random(), lambda: {"r": random.Random(0)}, "changes self.r"),
+    "a callable object": (lambda m, a: m.k(a), lambda: {"k": Calls()}, "changes self.k.count"),
+    "a module in a list": (lambda m, a: m.k[0](a), lambda: {"k": [CountingModule()]}, "changes self.k.count"),
+    "an iterator": (lambda m, a: a / next(m.k), lambda: {"k": iter(range(1, 100))}, "self.k is an iterator"),
+    "a generator of torch's": (
+        lambda m, a: a * torch.rand(H, generator=m.r),
+        lambda: {"r": torch.Generator().manual_seed(0)},
+        "changes self.r",
+    ),
     "a generator of numpy's": (
         lambda m, a: a * m.r.random(), lambda: {"r": np.random.default_rng(0)}, "changes self.r",
     ),
@@ -291,6 +369,81 @@ def test_reading_a_step_leaves_no_trace(x):
         deeprnn.Recurrent(drawing)(x)
     assert random.getstate() == state
     assert np.array_equal(np.random.get_state()[1], arrays)
+
+
+def counting_globally(m: Any, a: Tensor) -> Tensor:
+    global CALLS
+    CALLS += 1
+    return a / CALLS
+
+
+def counting_in_a_closure() -> tuple[Callable[[Any, Tensor], Tensor], Callable[[], int]]:
+    calls = 0
+
+    def rule(m: Any, a: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return a / calls
+
+    return rule, lambda: calls
+
+
+def counting_for_the_class(m: Any, a: Tensor) -> Tensor:
+    type(m).calls += 1
+    return a / type(m).calls
+
+
+CLOSURE, calls_in_the_closure = counting_in_a_closure()
+OUTSIDE: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any], int], str]] = {
+    "a global list": (lambda m, a: (SEEN.append(a.detach()), a)[1], lambda m: len(SEEN), "the global SEEN"),
+    "a global number": (counting_globally, lambda m: CALLS, "the global CALLS"),
+    "a variable of a closure": (CLOSURE, lambda m: calls_in_the_closure(), "calls of a closure"),
+    "the class": (counting_for_the_class, lambda m: type(m).calls, "Own.calls"),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_a_step_does_outside_its_cell_is_done_once_a_step(name, x):
+    rule, count, word = OUTSIDE[name]
+    cell = cell_of(rule)
+    type(cell).calls = 0
+    before = count(cell)
+    layer = deeprnn.Recurrent(cell)
+    assert word in layer.explain()
+    assert count(cell) == before  # reading it has left no trace
+    for _ in range(3):
+        layer(x)
+    assert count(cell) == before + 3 * T
+    assert all(type(a) is Tensor and a.shape == (B, H) for a in SEEN)
+
+
+def test_a_step_that_prints_is_called(x, capsys):
+    def printing(m: Any, a: Tensor) -> Tensor:
+        print("mean", a.shape)
+        return a
+
+    layer = deeprnn.Recurrent(cell_of(printing))
+    assert "calls print" in layer.explain()
+    layer(x)
+    assert capsys.readouterr().out == f"mean {torch.Size([B, H])}\n" * T
+
+
+WRONG: dict[str, Callable[[Any, Tensor], Any]] = {
+    "too many units": lambda m, a: torch.cat([a, a], 1),
+    "one unit": lambda m, a: a[:, :1],
+    "two states": lambda m, a: (a, a),
+    "a dictionary": lambda m, a: {"h": a},
+    "nothing": lambda m, a: None,
+    "a number": lambda m, a: 1.0,
+    "another dimension": lambda m, a: a[:, None],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_new_state_is_refused(name, x):
+    layer = deeprnn.Recurrent(cell_of(WRONG[name]))
+    with pytest.raises(deeprnn.UserError, match=r"must return its 1 new state\(s\), \(B, n\) with n = 4"):
+        layer(x)
 
 
 def test_something_computed_at_the_first_call_is_fused_from_the_second(x):

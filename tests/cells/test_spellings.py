@@ -9,7 +9,7 @@ import torch
 
 from deeprnn.cells.plans import Request, plan_of
 from deeprnn.model.cell_loop import plain_loop, unroll_cell
-from tests.cells.spellings import EQUIVALENT, FUSED, INPUT, PLAIN, SAME, SYMBOLS, Own
+from tests.cells.spellings import EQUIVALENT, FUSED, INPUT, PLAIN, SAME, SYMBOLS, Own, simple
 
 T, B = 6, 3
 
@@ -56,6 +56,55 @@ def test_described_cells_equal_their_own_step(name):
     torch.manual_seed(0)
     cell = Own(make, rule, states)
     compare(cell, *example(cell))
+
+
+NARROW = (
+    "split state",
+    "states of two sizes",
+    "constant factor of a product",
+    "constant condition",
+    "constant state",
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_types(name, dtype):
+    make, rule, states = FUSED[name]
+    torch.manual_seed(0)
+    cell = Own(make, rule, states)
+    x, h, reset = example(cell)
+    x, h = x.detach().to(dtype), [a.detach().to(dtype) for a in h]
+    cell.to(dtype)
+    assert not plan_of(cell, Request(dtype, dtype, "cpu")).reason
+    found, truth = unroll_cell(cell, x, h, reset).states, plain_loop(cell, x, h, reset, None, "auto").states
+    assert {y.dtype for y in found} == {dtype}
+    torch.testing.assert_close(found, truth, rtol=0.05, atol=0.05)
+
+
+def test_units_that_are_drawn():
+    """A draw whose probability depends on the state is a comparison with a number drawn before the loop."""
+    cell = Own(simple, lambda m, x, h: torch.bernoulli(torch.sigmoid(m.U(x) + 4 * h - 2)))
+    assert not plan_of(cell, Request(torch.float32, torch.float32, "cpu")).reason
+    for p in cell.parameters():
+        torch.nn.init.zeros_(p)
+    torch.manual_seed(0)
+    h = unroll_cell(cell, torch.zeros(2, 5000, INPUT), [torch.zeros(5000, 4)]).states[0]
+    assert set(h.unique().tolist()) == {0.0, 1.0}
+    before, after = h[0].flatten().bool(), h[1].flatten()
+    low, high = torch.sigmoid(torch.tensor([-2.0, 2.0])).tolist()
+    assert abs(h[0].mean() - low) < 0.01
+    assert abs(after[before].mean() - high) < 0.03
+    assert abs(after[~before].mean() - low) < 0.01
+
+
+def test_a_fault_of_the_reader_leaves_the_plain_loop(monkeypatch):
+    cell = Own(simple, lambda m, x, h: torch.tanh(m.W(h) + m.U(x)))
+    x, states, reset = example(cell)
+    monkeypatch.setattr("deeprnn.cells.trace.normalise", lambda recording: {}["missing"])
+    assert "reading it failed: KeyError" in plan_of(cell, Request(torch.float64, torch.float64, "cpu")).reason
+    found = unroll_cell(cell, x, states, reset).states[0]
+    assert torch.equal(found, plain_loop(cell, x, states, reset, None, "auto").states[0])
 
 
 @pytest.mark.parametrize("name", SYMBOLS)

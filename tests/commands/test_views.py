@@ -17,6 +17,7 @@ from deeprnn.commands import run_view
 from deeprnn.commands.demo import Demo
 from deeprnn.reproduction import tables
 from tests.small_runs import small_run, text_file
+from tests.sweeps.toys import spec, sweep
 
 Look = Callable[..., list[str]]
 
@@ -133,3 +134,25 @@ def test_export_keeps_foreign_warnings_back_and_says_where_the_model_is(tmp_path
     assert "m.onnx" in shown.out
     assert (shown.err, told) == ("", [])
     assert logging.root.manager.disable == 0
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_a_sweeps_table_has_a_line_a_trial_and_a_curve_where_there_is_room(
+    columns, look, tmp_path, monkeypatch
+):
+    """Names and curves are cut before columns are left out, and no cell goes over two lines."""
+    monkeypatch.chdir(tmp_path)
+    space = {
+        "optimiser.rate": "log:0.1..4",
+        "regulariser.weight_noise": "uniform:0..0.1",
+        "optimiser.clip": [0.5, 1.0],
+    }
+    sweep(spec(space, {"stop.epochs": 30}, trials=2), Path("s"))
+    lines = look(columns, "sweep", "s", "--jobs", "1")
+    assert not [line for line in lines if len(line) > columns]
+    trials = [line.split() for line in lines if re.match(r"\s+[01] ", line)]
+    assert len(trials) == 2
+    curves = {len(words[3]) for words in trials}
+    assert curves == {60: {16}, 80: {24}, 120: {24}}.get(columns, curves)
+    assert all(set(words[3]) <= set("▁▂▃▄▅▆▇█") for words in trials if columns >= 60)
+    assert ("optimiser.rate" in " ".join(lines[2:])) == (columns == 120)

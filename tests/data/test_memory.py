@@ -18,6 +18,7 @@ from tests.data.makers import midi_file, npz_bytes, plain_npz
 
 MEGABYTE = 10**6
 LEAST = 20 * 2**20
+OWN = 2 * MEGABYTE  # modules imported late, and what the allocator keeps
 SETTINGS = {
     "DEEPRNN_MAX_MEMORY": str(LEAST),
     "DEEPRNN_MAX_FRAMES": "100000",
@@ -130,7 +131,7 @@ def test_a_file_takes_at_most_ten_times_its_size(tmp_path, name):
     answer, taken = peak(path, FILES[name][1])
     assert FILES[name][2] in answer
     times = 25 if name.endswith(".mid") else 10  # symusic alone takes ten times a file of nothing but notes
-    assert taken <= max(LEAST, times * size), f"{taken / size:.1f} times the size of the file"
+    assert taken <= max(LEAST, times * size) + OWN, f"{taken / size:.1f} times the size of the file"
 
 
 def test_keys_are_text(tmp_path):

@@ -61,9 +61,9 @@ def test_a_fragment_and_what_was_given_are_left_alone():
     short = piece(*(C, F, G7, C) * 3)
     assert end_at_cadence(short, GRID)[0] is short
     whole = piece(*(C, F, G7, C) * 8)
-    place = end_at_cadence(whole, GRID, given=16)[1]
+    place = end_at_cadence(whole, GRID, primer=16)[1]
     assert place > len(whole) - max(BAR, (len(whole) - 16) // 4) - 1
-    assert end_at_cadence(whole, GRID, given=len(whole) - 3 * BAR)[0] is whole
+    assert end_at_cadence(whole, GRID, primer=len(whole) - 3 * BAR)[0] is whole
 
 
 @pytest.mark.parametrize(("better", "worse"), [(C, G), (C, (48, 64)), (G, G7), (DM, (48, 60, 62))])

@@ -201,7 +201,7 @@ def test_noise_of_a_leaky_rnn_is_fresh_at_every_step():
     assert "anew at every step" in layer.explain()
 
 
-def test_a_cells_own_output_and_first_state():
+def test_a_cells_own_output_and_first_state(caplog):
     class Read(Paced):
         def __init__(self, input_size, hidden_size):
             super().__init__(input_size, hidden_size)
@@ -222,7 +222,66 @@ def test_a_cells_own_output_and_first_state():
     torch.testing.assert_close(h[0], want[-1])
     marks = torch.zeros(T, B, dtype=torch.bool)
     marks[2] = True
-    torch.testing.assert_close(layer(x, reset=marks)[0][2:], layer(x[2:])[0])
+    assert "with reset marks: by the plain loop" in layer.explain()
+    with caplog.at_level(logging.WARNING, logger="deeprnn"):
+        torch.testing.assert_close(layer(x, reset=marks)[0][2:], layer(x[2:])[0])
+    assert "initial_state" in caplog.text
+
+
+class Reservoir(deeprnn.Cell):
+    """An echo state network: nothing in it is learned."""
+
+    def __init__(self, input_size, hidden_size):
+        super().__init__()
+        self.input_size, self.state_sizes = input_size, (hidden_size,)
+        self.register_buffer("U", torch.randn(hidden_size, input_size))
+        self.register_buffer("W", 0.3 * torch.randn(hidden_size, hidden_size))
+
+    def step(self, x, h):
+        return torch.tanh(x @ self.U.t() + h @ self.W.t())
+
+
+def test_a_cell_of_buffers_alone_has_their_type():
+    layer = deeprnn.Recurrent(Reservoir(I, H), num_layers=2).double()
+    x = torch.randn(T, B, I, dtype=torch.float64)
+    assert "plain loop" not in layer.explain()
+    y, h = layer(x)
+    assert y.dtype == h.dtype == torch.float64
+    below = loop(layer, x, torch.zeros(1, B, H, dtype=torch.float64))
+    torch.testing.assert_close(h[0], below[-1])
+    torch.testing.assert_close(layer.step(x[0])[0], y[0])
+    assert deeprnn.Recurrent(Reservoir(I, H)).to("meta")(x.float().to("meta"))[0].device.type == "meta"
+
+
+LAYERS = {
+    "own": lambda: deeprnn.Recurrent(Paced(I, H), bidirectional=True),
+    "GRU": lambda: deeprnn.GRU(I, H, 2),
+}
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_nothing_behind_the_end_of_a_sequence_matters(make):
+    """Not even NaN: it reaches neither outputs nor gradients."""
+    layer, x, lengths = make(), torch.randn(T, B, I), [5, 2, 3]
+    found = []
+    for padding in (0.0, float("nan")):
+        for b, n in enumerate(lengths):
+            x[n:, b] = padding
+        y, h, inside = layer(x, lengths=lengths, return_all_states=True)
+        gradients = torch.autograd.grad(y.square().sum() + h.sum(), list(layer.parameters()))
+        found.append([y, h, *inside[0], *gradients])
+    torch.testing.assert_close(found[1], found[0])
+    assert not found[1][0][4, 1:].any()
+
+
+def test_symbols_behind_the_end_of_a_sequence_need_not_be_any():
+    class Embedded(Paced):
+        def __init__(self, input_size, hidden_size):
+            super().__init__(input_size, hidden_size)
+            self.U = nn.Embedding(input_size, hidden_size)
+
+    layer, x = deeprnn.Recurrent(Embedded(I, H)), torch.tensor([[0, 1], [2, -100]])
+    assert layer(x, lengths=[2, 1])[0].shape == (2, 2, H)
 
 
 def test_lists_and_functions_of_cells():

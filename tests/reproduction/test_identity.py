@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deeprnn.errors import UserError
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.identity import EXEMPT, identity
 from deeprnn.reproduction.plan import recipe_for, stage_of
@@ -137,6 +138,60 @@ def test_what_an_identity_ignores_changes_no_bit(schedule: str):
         trainer.train([])
         outcomes.append((trainer.results(), {k: v.tolist() for k, v in trainer.parameters(0).items()}))
     assert json.dumps(outcomes[0]) == json.dumps(outcomes[1])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"model.output": "nade", "model.nade_size": 5},
+        {
+            "model.output": "nade",
+            "model.nade_size": 5,
+            "model.output_hidden": [4],
+            "regulariser.dropconnect": 0.3,
+        },
+        {
+            "model.cell": "lstm",
+            "optimiser.name": "adamw",
+            "optimiser.average": "ema",
+            "optimiser.average_decay": 0.9,
+        },
+        {
+            "model.input_hidden": [4],
+            "model.hidden": [4, 4],
+            "model.unit": "relu",
+            "model.input_to_levels": "all",
+        },
+    ],
+)
+def test_no_model_reads_what_its_identity_ignores(model: dict[str, Any]):
+    """The fields are found by asking for the identity, so that a new one cannot be forgotten here."""
+    plain = {
+        "data": {"name": "jsb", "chunk": 8},
+        "model": {"hidden": [4]},
+        "stop": {"epochs": 2},
+        "seeds": [3],
+    }
+    base = override(Recipe.from_dict(plain), model)
+
+    def outcome(recipe: Recipe) -> str:
+        trainer = Trainer(recipe, small_songs())
+        trainer.train([])
+        return json.dumps((trainer.results(), {k: v.tolist() for k, v in trainer.parameters(0).items()}))
+
+    wanted, ignored = outcome(base), []
+    for name in fields():
+        if name in EXEMPT or name.partition(".")[0] in EXEMPT:
+            continue
+        try:
+            changed = override(base, {name: another(base, name)})
+        except UserError:
+            continue
+        if identity(changed) == identity(base):
+            ignored.append(name)
+            assert outcome(changed) == wanted, name
+    assert "schedule.floor" in ignored
+    assert "evaluation.width" in ignored
 
 
 def test_every_entry_of_the_ledger_is_named_by_its_identity():

@@ -41,12 +41,12 @@ def killed(cluster, tmp_path, monkeypatch) -> list[str]:
     """Kills one node as soon as some job has saved something; holds what was saved then."""
     real, seen = running._Runner._check_clock, []
 
-    def check(self) -> None:
+    def check(self, engine) -> None:
         saved = [path.parent.name for path in tmp_path.glob("cluster/**/last.json")]
         if saved and not seen:
             seen.extend(saved)
             cluster.kill_oldest()
-        real(self)
+        real(self, engine)
 
     monkeypatch.setattr(running._Runner, "_check_clock", check)
     return seen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -288,19 +287,13 @@ def test_without_a_ledger_one_seed_of_everything_is_expected_to_take_what_it_too
     assert makespan(jobs, 4, "cuda") == pytest.approx(ended, rel=0.15)
 
 
-def test_on_a_gpu_four_populations_share_it_by_quick_turns(
+def test_on_a_gpu_four_populations_share_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("deeprnn.training.session.pick_device", lambda name: "cuda")
     place = ["--ledger", str(tmp_path), "--runs", str(tmp_path)]
     assert main(["reproduce", "--plan", "--only", "jsb", *place]) == 0
     assert "6 populations on cuda, 4 at once" in capsys.readouterr().out
-    before = sys.getswitchinterval()
-    with running._sharing(Settings(device="cuda", jobs=4)):
-        assert sys.getswitchinterval() == pytest.approx(running.SWITCH)
-    assert sys.getswitchinterval() == pytest.approx(before)
-    with running._sharing(Settings(device="cpu", jobs=4)):
-        assert sys.getswitchinterval() == pytest.approx(before)
 
 
 def test_identity_ignores_seed_and_settings_of_absent_layers():

@@ -25,6 +25,7 @@ from deeprnn.reproduction import tables
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.replications import read_replications
 from deeprnn.reproduction.run import Settings, reproduce
+from deeprnn.reproduction.study import dynamic
 from deeprnn.reproduction.study import run as study_run
 from deeprnn.reproduction.study.analysis import results
 from deeprnn.reproduction.study.plan_file import read_study
@@ -221,6 +222,33 @@ def test_slices_that_began_each_by_itself_become_one_study(tmp_path: Path, toy):
     (home / "started.json").write_text(json.dumps(other))
     with pytest.raises(UserError, match="another plan or other recipes"):
         slice_files.collect(outs[0], home)
+
+
+def test_parameters_that_are_yet_to_be_scored_dynamically_come_along(tmp_path: Path, toy, monkeypatch):
+    """Time ends the first slice before its finished runs are scored so; another machine has only what it left."""
+    study, given = toy
+    goal = '[[goal]]\nfamily = "main"\ndata = "toy"\nknown = ""\ngoal = [1.0]\ndynamic = true\n'
+    study.path.write_text(study.path.read_text() + goal)
+    monkeypatch.setattr(dynamic, "RATES", (0.01,))
+    with monkeypatch.context() as out_of_time:
+        out_of_time.setattr(study_run, "score_dynamic", lambda *given: 0)
+        assert gpu_reproduce.Slice(call(tmp_path, "a", **{**given, "only": ["main/toy/rnn"]})).run() == 0
+    home = tmp_path / "studies" / "toy"
+    assert slice_files.collect(tmp_path / "a" / "out", home) == 0
+    assert not dynamic.read_dynamic(home)
+    rest = call(tmp_path, "b", **{**given, "only": ["main/toy/rnn"]}, restore=tmp_path / "a" / "out")
+    assert gpu_reproduce.Slice(rest).run() == 0
+    assert slice_files.collect(tmp_path / "b" / "out", home) == 0
+    scored = {e.path.name for e in read_ledger(home / "runs") if e.has_test}
+    assert len(scored) == 2
+    kept = dynamic.read_dynamic(home)
+    assert kept.keys() == scored
+    # Scored again elsewhere, at another rate: what was entered first stays, and the caller is told.
+    rows = [{**row, "rate": 0.5} for row in kept.values()]
+    files = {**slice_files.read_results(tmp_path / "b" / "out"), dynamic.FILE: json.dumps(rows).encode()}
+    slice_files.pack_results(tmp_path / "b" / "out", files)
+    assert slice_files.collect(tmp_path / "b" / "out", home) == 1
+    assert dynamic.read_dynamic(home) == kept
 
 
 def test_a_study_on_a_bare_machine_says_which_commit_its_plan_is_of(tmp_path: Path, toy, monkeypatch):

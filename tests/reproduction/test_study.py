@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,19 +18,20 @@ from deeprnn.reproduction import run as running
 from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.identity import identity
-from deeprnn.reproduction.plan import find_member
+from deeprnn.reproduction.plan import Job, JobPlan, find_member
 from deeprnn.reproduction.run import Settings, data_of
-from deeprnn.reproduction.study import analysis, dynamic, goals
+from deeprnn.reproduction.study import analysis, dynamic, figure, goals
 from deeprnn.reproduction.study import run as study_run
 from deeprnn.reproduction.study.analysis import results, text
 from deeprnn.reproduction.study.figure import study_figure
 from deeprnn.reproduction.study.jobs import Runs, chosen, study_plan
-from deeprnn.reproduction.study.plan_file import packaged_studies, read_study, recipes_of
+from deeprnn.reproduction.study.plan_file import Goal, packaged_studies, read_study, recipes_of
 from deeprnn.reproduction.study.run import describe_study, read_runs, run_study
 from deeprnn.runs.folder import Run
 from deeprnn.runs.locking import lock
 from deeprnn.training.dynamic import dynamic_evaluation
 from deeprnn.training.loop import members_of
+from deeprnn.training.recipe import override
 from tests.reproduction.toys import write_study
 
 
@@ -100,6 +103,40 @@ def test_from_plan_to_picture_in_pieces(toy, monkeypatch):
     assert study_figure(found).startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_processes_side_by_side_come_to_what_one_comes_to(toy, tmp_path, capfd):
+    study, settings, ledger = toy
+    assert run_study(study, settings, ledger, quiet).status == 0
+    several = replace(settings, root=tmp_path / "several", jobs=2)
+    assert run_study(study, several, tmp_path / "ledger-of-several", quiet).status == 0
+    told = capfd.readouterr().out  # by the processes themselves
+    assert re.search(r"^\[ +\d+\.\d s\] toy/rnn-seeds.*: finished", told, re.MULTILINE)
+    alone, beside = (read_runs(place).entries for place in (ledger, tmp_path / "ledger-of-several"))
+    assert {k: e.value("valid") for k, e in beside.items()} == {k: e.value("valid") for k, e in alone.items()}
+
+
+@pytest.mark.slow
+def test_the_budget_reaches_processes(toy, tmp_path):
+    """Two endless jobs are saved when it is over; they are scored only where that is asked for."""
+    study, settings, _ = toy
+    endless = {"stop.epochs": 0, "stop.patience": 0, "schedule.name": "constant"}
+    recipes = [
+        override(job.recipe, endless) for job in study_plan(study, Runs({}), settings.root)[0].jobs[:2]
+    ]
+    for recorded in (True, False):
+        place = tmp_path / str(recorded)
+        now = replace(settings, jobs=2, budget=0.3, root=place, ledger=place / "l", record_cut_off=recorded)
+        jobs = [Job(f"toy/{recipe.model.kind}", recipe) for recipe in recipes]
+        outcome = running.run_plan(JobPlan(jobs), now, quiet)
+        assert (outcome.over, outcome.signal, outcome.failed) == (True, 0, {})
+        assert sorted(outcome.unfinished) == sorted(job.name for job in jobs)
+        assert len(list(place.glob("*/last.json"))) == 2
+        stopped = [e.raw["stopped"] for e in read_ledger(now.ledger)]
+        assert stopped == ["cut off when 0.3 minutes had passed"] * sum(
+            len(members_of(recipe)) for recipe in recipes if recorded
+        )
+
+
 def test_a_changed_plan_is_refused_and_so_is_a_second_process(toy, capsys):
     study, settings, ledger = toy
     with lock(ledger), pytest.raises(UserError, match=r"ledger"):
@@ -130,6 +167,38 @@ def test_a_recipe_that_was_changed_is_another_study(toy, monkeypatch):
         plan_file, "load_recipe", lambda name: override(load_recipe(name), {"optimiser.clip": 0.5})
     )
     assert study.digest != before
+
+
+def test_a_plan_is_committed_before_its_first_run(toy, monkeypatch):
+    study, settings, ledger = toy
+    folder = study.path.parent
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    part = replace(settings, budget=1e-9)
+    with pytest.raises(UserError, match="commit the plan before its first run"):
+        run_study(study, part, ledger, quiet)
+    assert not (ledger / "started.json").exists()
+    git("add", study.path.name)
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
+    assert run_study(study, part, ledger, quiet).over
+
+
+def test_the_code_of_a_cell_of_ones_own_is_part_of_the_plan(toy):
+    study, _, _ = toy
+    cell = study.path.parent / "counted_cells.py"
+    cell.write_text("import deeprnn\n\n\nclass Paced(deeprnn.Cell):\n    pass\n")
+    study.path.write_text(
+        study.path.read_text().replace(
+            '"model.hidden" = 4', f'"model.hidden" = 4\n"model.cell" = "{cell}:Paced"'
+        )
+    )
+    before = read_study(str(study.path)).digest
+    assert read_study(str(study.path)).digest == before
+    cell.write_text(cell.read_text() + "\nSLOPE = 2\n")
+    assert read_study(str(study.path)).digest != before
 
 
 def test_nothing_is_scored_when_the_time_ends_a_final_run(toy, monkeypatch):
@@ -183,6 +252,54 @@ def test_a_final_seed_that_diverges_is_left_out_with_its_count_shown(finished):
     assert "2 seeds, 1 of 3 seeds diverged (" in told
     assert found.to_dict()["scores"][2]["diverged"] == 1
     assert study_figure(found).startswith(b"\x89PNG")
+
+
+def marked(entry, **changes):
+    return replace(entry, raw={**entry.raw, **changes})
+
+
+def test_runs_of_uncommitted_code_are_marked_wherever_a_study_shows_them(finished, monkeypatch):
+    """In the answers, the scores, the table of goals and the figure; runs of the search as well as seeds."""
+    study, runs = finished
+    assert "†" not in text(results(study, runs))
+    answer = results(study, runs).answers[0]
+    name = answer.tested.contender.name
+    dirty = {
+        recipe: marked(e, dirty=True) if e.model == name and e.seed in (1, 12) else e
+        for recipe, e in runs.entries.items()
+    }
+    found = results(study, Runs(dirty))
+    told = text(found)
+    label = answer.tested.contender.label
+    assert f"{label}† against" in told
+    assert any(f"{label}: " in line and "† nats/frame" in line for line in told.splitlines())
+    code = "code with changes in no commit"
+    remark = f"† toy, main, {label}: 1 of 3 {code}; of the search, 2 of 2 {code}"
+    assert remark in told
+    score = next(s for s in found.to_dict()["scores"] if s["contender"] == name)
+    assert len(score["marks"]) == 2
+    goal = Goal("main", "toy", "9.9 nobody", (1.0,))
+    monkeypatch.setattr(goals, "read_runs", lambda ledger: Runs(dirty))
+    table = goals.table(replace(study, goals=(goal,)), Path("nowhere"))
+    assert f"| {label}† " in table
+    assert remark in table
+    drawn = []
+    monkeypatch.setattr(figure, "png_bytes", lambda f: drawn.append(f) or b"")
+    study_figure(found)
+    (axes,) = drawn[0].axes
+    assert any("†" in t.get_text() for t in axes.get_yticklabels())
+    assert remark in " ".join(axes.get_xlabel().split())
+
+
+def test_runs_by_other_data_of_the_same_name_are_refused(toy):
+    study, settings, ledger = toy
+    assert run_study(study, replace(settings, only=("main/toy/rnn",)), ledger, quiet).status == 0
+    (path, *_) = [e.path for e in read_ledger(ledger / "runs") if e.has_test]
+    raw = json.loads(path.read_text())
+    assert len(raw["data"]["fingerprint"]) == 16
+    path.write_text(json.dumps({**raw, "data": {**raw["data"], "fingerprint": "0" * 16}}))
+    with pytest.raises(UserError, match="were trained on different data, both named"):
+        read_runs(ledger)
 
 
 def test_a_contender_with_too_few_seeds_or_no_trial_is_lost_and_cannot_win(finished):
@@ -303,6 +420,19 @@ known = "9.9 nobody"
 goal = [0.1]
 dynamic = true
 """
+
+
+def test_words_of_only_are_run_one_after_another(toy):
+    """Time that ends leaves whole rows: seeds of the first come before the search of the second."""
+    study, settings, ledger = toy
+    for words in (("main/toy/rnn", "main/toy/long"), ("main/toy/dts", "main/toy/dots")):
+        finished = run_study(study, replace(settings, only=words), ledger, quiet).finished
+        first, second = (
+            [name for name in finished if f"/{word.rpartition('/')[2]}-" in name] for word in words
+        )
+        assert len(first) + len(second) == len(finished)
+        assert finished == [*first, *second]
+        assert any("seeds" in name for name in first)
 
 
 def test_goals_are_shown_beside_what_is_known(toy, monkeypatch):

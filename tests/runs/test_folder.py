@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,17 @@ from deeprnn.cli import main
 from deeprnn.commands.run_view import summary
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
-from deeprnn.files import DiskFull
-from deeprnn.runs import checkpoint, ledger
-from deeprnn.runs.folder import Run, best_member, change_run, commit, list_runs, load_run, new_folder
+from deeprnn.files import DiskFull, write_atomically
+from deeprnn.runs import checkpoint, ledger, provenance
+from deeprnn.runs.folder import Run, best_member, change_run, list_runs, load_run, new_folder
 from deeprnn.runs.locking import lock
+from deeprnn.runs.provenance import commit
 from deeprnn.training import saving
 from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import NonFinite
-from deeprnn.training.session import recipe_of, resume, run_recipe
+from deeprnn.training.session import recipe_of, run_recipe
 from tests.torture.stories import outcome
-from tests.training.toys import DEEP, music, recipe, text
+from tests.training.toys import DEEP, music, recipe, resume, text
 
 
 def strip(rows):
@@ -392,3 +394,36 @@ def test_the_command_line_trains_evaluates_and_lists(tmp_path, capsys):
 def test_a_copied_code_is_told_its_commit(monkeypatch):
     monkeypatch.setenv("DEEPRNN_COMMIT", "0123456789ab+")
     assert commit() == "0123456789ab+"
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository in which the package's code lies."""
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    for name in ("runs/provenance.py", "training/loop.py"):
+        write_atomically(tmp_path / "src" / "deeprnn" / name, "a = 1\n")
+    write_atomically(tmp_path / "README.md", "a\n")
+    git("init", "-q")
+    git("add", ".")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
+    monkeypatch.delenv("DEEPRNN_COMMIT", raising=False)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "src" / "deeprnn" / "runs" / "provenance.py"))
+    return tmp_path
+
+
+def test_a_commit_is_marked_where_any_code_of_the_package_has_changed(checkout: Path):
+    clean = commit()
+    assert clean is not None
+    assert not clean.endswith("+")
+    (checkout / "README.md").write_text("b\n")
+    assert commit() == clean, "no code"
+    code = checkout / "src" / "deeprnn"
+    for name in ("training/loop.py", "training/new.py", "runs/provenance.py"):
+        before = (code / name).read_text() if (code / name).exists() else None
+        (code / name).write_text("a = 2\n")
+        assert commit() == f"{clean}+", name
+        (code / name).unlink() if before is None else (code / name).write_text(before)
+    assert commit() == clean

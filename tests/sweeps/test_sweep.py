@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,13 +22,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from deeprnn.cli import main
 from deeprnn.errors import UserError
+from deeprnn.files import DiskFull
 from deeprnn.runs.locking import lock
 from deeprnn.sweeps import pack as packs
 from deeprnn.sweeps import run as coordinator
 from deeprnn.sweeps.engines import Lost
 from deeprnn.sweeps.engines.local import LocalEngine
 from deeprnn.sweeps.folder import open_study
-from deeprnn.sweeps.html import sweep_html
+from deeprnn.sweeps.html import sweep_html, top_of
 from deeprnn.sweeps.pack import Pack, train_pack
 from deeprnn.sweeps.spec import load_spec
 from deeprnn.sweeps.storage import Store
@@ -183,6 +185,28 @@ def _wait_for_a_report(board, device) -> int:
     return os.getpid()
 
 
+def test_a_worker_that_hangs_does_not_outlive_a_second_interrupt():
+    script = "from tests.sweeps.test_sweep import interrupt_what_hangs; interrupt_what_hangs()"
+    done = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, text=True)
+    assert done.stdout.split() == ["interrupted"], done.stderr
+
+
+def interrupt_what_hangs() -> None:
+    try:
+        with LocalEngine("cpu", 2) as engine:
+            engine.submit(_stop_oneself)
+            while not engine.board.drain():
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        print("interrupted")
+
+
+def _stop_oneself(board, device) -> None:
+    board.report(0, [])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def _kill_oneself(board, device) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -259,6 +283,56 @@ def test_a_torn_line_of_the_journal_is_cut_off(tmp_path):
         file.write(b'{"op_code": 4, "wor')
     assert scores(sweep(spec(trials=6), tmp_path / "s")) == whole
     assert sweep(spec(trials=7), tmp_path / "s").finished
+
+
+def test_half_a_line_of_another_sweep_does_not_spoil_the_next(tmp_path):
+    """Of two that share a journal one meets a full disk, and the other writes on."""
+    which = spec(trials=8)
+    sweep(spec(), tmp_path / "s")
+    study = open_study(which, tmp_path / "s")
+    with open(tmp_path / "s/journal.log", "ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    (trial,) = study.ask(1)
+    study.complete(trial.number, 1.0)
+    assert open_study(which, tmp_path / "s").trials() == study.trials()
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path):
+    which = spec(trials=8)
+    sweep(spec(), tmp_path / "s")
+    study, path = open_study(which, tmp_path / "s"), tmp_path / "s/journal.log"
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        with pytest.raises(DiskFull, match=r"journal\.log"):
+            study.ask(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    assert len(open_study(which, tmp_path / "s").ask(1)) == 1
+
+
+def test_scores_of_epochs_do_not_wait_for_the_disk_and_ends_of_trials_do(tmp_path, monkeypatch):
+    study, synced, real = open_study(spec(trials=40), tmp_path / "s"), [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(1) or real(handle))
+    trials = study.ask(40)
+    assert len(synced) == 1
+    for epoch in range(1, 6):
+        study.report(trials[0].number, epoch, 1.0 / epoch)
+    assert len(synced) == 1
+    study.complete(trials[0].number, 0.2)
+    assert len(synced) == 2
+
+
+def test_trials_that_have_ended_are_read_once(tmp_path, monkeypatch):
+    """A live table is drawn twice a second, of thousands of trials."""
+    study, read, real = open_study(spec(trials=40), tmp_path / "s"), [], Study._read
+    for trial in study.ask(40)[:30]:
+        study.complete(trial.number, 1.0)
+    study.trials()
+    monkeypatch.setattr(Study, "_read", lambda self, frozen: read.append(frozen.number) or real(self, frozen))
+    assert [t.state for t in study.trials()] == ["complete"] * 30 + ["running"] * 10
+    assert read == list(range(30, 40))
 
 
 @pytest.mark.parametrize("content", [b"not a journal\n", b'{"op_code": 99}\n', b"[]\n", b"\xff\xfe\n"])
@@ -437,6 +511,20 @@ def test_the_page_holds_every_trial_and_no_address(tmp_path):
     assert not [word for word in page.split() if word.startswith(("src=http", "href=http"))]
 
 
+@pytest.mark.parametrize(
+    ("values", "top"),
+    [
+        ([5.0, 6, 7], 7),
+        ([5.0, 5.0], 5),
+        ([5.0] * 9 + [1e9], 1e9),
+        ([5.0] + [6.0] * 17 + [7.0, 1e9], 6),
+        ([3.0], 3),
+    ],
+)
+def test_a_trial_that_went_astray_does_not_press_the_others_together(values, top):
+    assert top_of(values) == top
+
+
 class Remembering(MemoryFileSystem):
     """As object stores are: no renames, and a listing stays what it was until it is asked for anew."""
 
@@ -479,6 +567,34 @@ def test_a_pack_goes_on_elsewhere_from_what_the_store_has(tmp_path, place):
     )
     assert again[0] > 1
     assert results == whole
+
+
+class Elsewhere(LocalEngine):
+    """A machine whose folders are not the coordinator's."""
+
+    root: str
+
+    def submit(self, work, *arguments):
+        pack, _, *rest = arguments
+        return super().submit(work, pack, self.root, *rest)
+
+
+def test_killed_before_a_trials_files_were_brought_here_it_still_has_them(tmp_path, monkeypatch):
+    def dies(self, place):
+        raise Killed
+
+    Elsewhere.root = str(tmp_path / "there")
+    which, store = spec(trials=6), f"file://{tmp_path}/store"
+    monkeypatch.setattr(coordinator._Coordinator, "_remove_pack", dies)
+    with pytest.raises(Killed):
+        sweep(which, tmp_path / "s", engine=Elsewhere("cpu", 1), store=store)
+    monkeypatch.undo()
+    outcome = sweep(which, tmp_path / "s", engine=Elsewhere("cpu", 1), store=store)
+    assert outcome.finished
+    assert score_winner(which, tmp_path / "s")[0]["trial"] == best(outcome.trials)[0].number
+    assert not [
+        path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.name != ".checked"
+    ]
 
 
 def test_a_store_sees_what_another_machine_wrote_since(tmp_path):

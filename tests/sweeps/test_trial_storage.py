@@ -203,5 +203,5 @@ def test_a_server_that_stops_in_mid_sweep_ends_it_saved_and_it_goes_on_later(ser
     view.changed = lambda study, running: received.append(signal.SIGINT)  # long enough: it has gone on
     received: list[int] = []
     sweep(load_spec(tmp_path / "s"), tmp_path / "s", pack=2, view=view, received=received, storage=url)
-    assert view.remarks == ["going on with 2 begun trials"]
+    assert view.remarks[0] == "going on with 2 begun trials"
     check_kept_secret(tmp_path, out)

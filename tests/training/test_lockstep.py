@@ -50,6 +50,33 @@ def test_recipes_of_other_shapes_are_kept_apart():
     assert lockstep.together([base] * 5, 2) == [[0, 1], [2, 3], [4]]
 
 
+DEEP = {"model.intermediate": [7], "model.output_hidden": [6], "optimiser.rate": 0.7, "stop.epochs": 3}
+CHANGED = {
+    "data.chunk": 7, "data.lanes": 2, "data.order": "own", "data.order_seed": 3, "data.random_transpose": 4,
+    "model.hidden": [9], "model.intermediate": [5], "model.output_hidden": [5], "model.shortcut": "all",
+    "model.input_to": "all", "model.unit": "tanh", "model.intermediate_unit": "relu", "model.output_unit": "tanh",
+    "model.output": "nade", "model.input_hidden": [8],
+    "init.input_std": 0.5, "init.output_std": 0.5, "init.output_hidden_std": 0.5, "init.incoming": 3,
+    "init.spectral_norm": 0.5, "init.bias": 0.3, "init.output_bias": 0.3,
+    "optimiser.name": "adam", "optimiser.rate": 0.3, "optimiser.clip": 0.1, "optimiser.average": "ema",
+    "schedule.name": "cosine", "schedule.warmup": 5, "regulariser.weight_noise": 0.2, "regulariser.dropout_input": 0.2,
+    "regulariser.dropout_state": 0.2, "regulariser.dropout_intermediate": 0.2, "regulariser.dropout_output": 0.2,
+    "regulariser.dropconnect": 0.3, "stop.epochs": 2, "seeds": [4],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_field_counts_in_a_member_of_its_own_as_it_does_alone(name):
+    base = override(recipe(seeds=[1]), DEEP)
+    changed = override(base, {name: CHANGED[name]})
+    alone, member = Trainer(changed, music()), Trainer(changed, music(), variants=[changed])
+    before = alone.best.clone()
+    alone.train()
+    member.train()
+    assert not torch.equal(alone.best, before)
+    assert torch.equal(member.best, alone.best)
+
+
 def test_in_orders_and_lanes_of_their_own_members_cannot_keep_step():
     base = recipe(seeds=[1], data__order="own", data__lanes=2)
     assert lockstep.together([base, override(base, {"seeds": [2]})], 8) == [[0], [1]]

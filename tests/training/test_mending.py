@@ -18,10 +18,10 @@ from deeprnn.runs.folder import KEYS, Run, load_run, population
 from deeprnn.runs.locking import held, lock
 from deeprnn.training import saving
 from deeprnn.training.recipe import to_toml
-from deeprnn.training.session import recipe_of, resume, run_recipe
+from deeprnn.training.session import recipe_of, run_recipe
 from tests.runs.test_folder import StopAt
 from tests.torture.stories import outcome
-from tests.training.toys import DEEP, music, recipe
+from tests.training.toys import DEEP, music, recipe, resume
 
 
 @cache

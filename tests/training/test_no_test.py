@@ -10,6 +10,7 @@ import pytest
 
 from deeprnn.cli import main
 from deeprnn.errors import UserError
+from deeprnn.generation.primers import run_data
 from deeprnn.reproduction import run as running
 from deeprnn.reproduction.cells import rows
 from deeprnn.reproduction.entries import identity, read_entry, read_ledger
@@ -17,6 +18,7 @@ from deeprnn.reproduction.html.gather import predict
 from deeprnn.reproduction.run import Settings, plan_of, reproduce
 from deeprnn.runs.folder import Run
 from deeprnn.runs.summary import summary
+from deeprnn.training import session
 from deeprnn.training.loop import Trainer
 from deeprnn.training.recipe import load_recipe
 from deeprnn.training.session import run_recipe
@@ -84,6 +86,19 @@ def test_the_command_line_obeys_and_nothing_shows_a_number_later(tmp_path, capsy
     capsys.readouterr()
     assert main(["runs", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["test"] is None
+
+
+@pytest.mark.parametrize("make", [toys.music, toys.text])
+def test_what_is_generated_is_not_compared_with_the_test_part(tmp_path, monkeypatch, capsys, make):
+    """The copy check and the musical statistics take what the model has not seen from elsewhere."""
+    recipe = toys.recipe(data__name="toy", data__level="char", evaluation__test=False)
+    run_recipe(recipe, tmp_path / "run", data=make())
+    monkeypatch.setattr(session, "load_data", lambda part: poisoned(make()))
+    run = Run(tmp_path / "run")
+    assert "test" not in run_data(run).splits
+    capsys.readouterr()
+    assert main(["generate", str(run.path), "--length", "12", "--out", str(tmp_path / "out")]) == 0
+    assert "copy check" in capsys.readouterr().err
 
 
 def test_a_search_s_runs_fill_no_cell_and_are_not_taken_for_scored_ones(tmp_path: Path):

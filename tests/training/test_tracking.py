@@ -9,9 +9,13 @@ import os
 import sqlite3
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import get_args
 
 import pytest
 
+from deeprnn.commands.arguments import arguments
+from deeprnn.commands.resume import Resume
+from deeprnn.commands.train import Train
 from deeprnn.errors import UserError
 from deeprnn.runs.folder import load_run
 from deeprnn.training import session, tracking
@@ -247,6 +251,12 @@ def test_the_real_trackio_has_every_epoch_of_a_resumed_run_and_asks_nobody(tmp_p
         for row in load_run(tmp_path / name).metrics()
     ]
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"hf_0123456789abcdef" in p.read_bytes()]
+
+
+def test_every_tracker_can_be_asked_for_on_the_command_line():
+    for command in (Train, Resume):
+        (option,) = (a for a in arguments(command) if a.field.name == "track")
+        assert get_args(option.kind) == tuple(tracking.TRACKERS)
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_begins(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from deeprnn.training.recipe import (
     StopPart,
     override,
 )
+from deeprnn.training.session import recipe_of, run_recipe
 
 
 def music(songs: int = 6, pitches: int = 12, length: int = 23) -> MusicData:
@@ -60,3 +62,8 @@ DEEP = {
     "model__shortcut": "last",
     "model__input_to": "all",
 }
+
+
+def resume(folder: Path, **settings: Any) -> list[dict[str, Any] | None]:
+    """Go on with the run in a folder, from its own recipe."""
+    return run_recipe(recipe_of(folder), folder, **settings)

@@ -53,6 +53,10 @@ def unroll(backend: str, text: str, precision: str, inputs: Inputs) -> list[Tens
 
 
 def _handed_out(cell: CellDescription, stored: Sequence[Tensor]) -> Sequence[Tensor]:
+    return with_own_output(cell, stored) if stored[0].requires_grad else stored
+
+
+def with_own_output(cell: CellDescription, stored: Sequence[Tensor]) -> Sequence[Tensor]:
     """The first state's sequence, which layers hand to the user, as a copy on the CPU.
 
     The backward pass reads the original, so `F.dropout(output, inplace=True)` works as it does after `nn.RNN`. The
@@ -60,7 +64,7 @@ def _handed_out(cell: CellDescription, stored: Sequence[Tensor]) -> Sequence[Ten
     is not copied.
     """
     place = cell.outputs.index(cell.new_states[0])
-    if stored[place].device.type != "cpu" or not stored[place].requires_grad:
+    if stored[place].device.type != "cpu":
         return stored
     return [x.clone() if i == place else x for i, x in enumerate(stored)]
 

@@ -29,7 +29,7 @@ from deeprnn.backends.transformations import PLAIN, nothing_around
 from deeprnn.backends.unrolling import autocasts, select
 from deeprnn.backends.wiring import Wiring
 
-DEVICES = ("cuda",)
+DEVICES = ("cuda", "cpu")
 """types of those with a `DirectBackend`: elsewhere not even its absence should cost a call time"""
 MOST_CALLS = 1024
 _calls: dict[tuple, DirectCall | None] = {}

@@ -20,7 +20,7 @@ from torch import Tensor
 from deeprnn.backends import plain
 from deeprnn.backends.protocol import Inputs
 from deeprnn.cells.adjoint import Adjoint
-from deeprnn.cells.description import Vector
+from deeprnn.cells.description import CellDescription, Vector
 from deeprnn.cells.step_graph import columns
 
 
@@ -58,16 +58,16 @@ def shared_products(own: Adjoint) -> tuple[SharedProduct, ...]:
             )
             for unit in range(cell.stages[s].size)
         )
-    found = []
+    products = []
     for vector, entries in rows.items():
         run: list[tuple[int, int, int, int]] = []
         for entry in sorted(entries):
             if run and entry[0] != run[-1][0] + 1:
-                found.append(_shared(vector, run))
+                products.append(_shared(vector, run))
                 run = []
             run.append(entry)
-        found.append(_shared(vector, run))
-    return tuple(found)
+        products.append(_shared(vector, run))
+    return tuple(products)
 
 
 def _shared(vector: Vector, run: list[tuple[int, int, int, int]]) -> SharedProduct:
@@ -79,6 +79,21 @@ def _shared(vector: Vector, run: list[tuple[int, int, int, int]]) -> SharedProdu
         else:
             segments.append(Segment(matrix, row, 1, column))
     return SharedProduct(vector, run[0][0], len(run), tuple(segments))
+
+
+@lru_cache(maxsize=1024)
+def covered_once(own: Adjoint) -> bool:
+    """Whether every number of every matrix has its gradient in one product: then each may be written to its place."""
+    seen: set[tuple[int, int, int]] = set()
+    areas = [0] * len(own.cell.matrices)
+    for product in shared_products(own):
+        for segment in product.segments:
+            areas[segment.matrix] += segment.rows * own.cell.size_of(product.vector)
+            rows = {(segment.matrix, segment.row + i, segment.column) for i in range(segment.rows)}
+            if rows & seen:
+                return False
+            seen |= rows
+    return areas == [rows * columns for rows, columns in own.cell.matrices]
 
 
 def matrix_gradients(own: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs) -> list[Tensor]:
@@ -107,7 +122,7 @@ def assembled(own: Adjoint, sums: Sequence[Tensor]) -> list[Tensor]:
         pieces = [whole] if alone else whole.split([segment.rows for segment in product.segments], -2)
         for segment, piece in zip(product.segments, pieces, strict=True):
             parts[segment.matrix].append((segment, piece))
-    return [_joined(shape, found) for shape, found in zip(own.cell.matrices, parts, strict=True)]
+    return [_joined(shape, own_parts) for shape, own_parts in zip(own.cell.matrices, parts, strict=True)]
 
 
 def _joined(shape: tuple[int, int], parts: list[tuple[Segment, Tensor]]) -> Tensor:
@@ -122,28 +137,44 @@ def _joined(shape: tuple[int, int], parts: list[tuple[Segment, Tensor]]) -> Tens
     return out
 
 
+def gradients_of_outputs(
+    cell: CellDescription, steps: int, gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Those of all outputs of a cell, from those of the first state's sequence and of the last states (1, B, n)."""
+    of_outputs: list[Tensor | None] = [None] * len(cell.outputs)
+    places = [cell.outputs.index(o) for o in cell.new_states]
+    of_outputs[places[0]], *of_last = gradients
+    for place, g in zip(places, of_last, strict=True):
+        if g is not None:
+            known = of_outputs[place]
+            whole = g.new_zeros((steps, *g.shape[1:])) if known is None else known.clone()
+            whole[-1:] += g
+            of_outputs[place] = whole
+    return of_outputs
+
+
 def vector_gradients(own: Adjoint, delta: Tensor) -> list[Tensor]:
     """The gradient of every parameter with one number a unit."""
-    found: list[Tensor | None] = [None] * len(own.cell.vectors)
+    totals: list[Tensor | None] = [None] * len(own.cell.vectors)
     for (s, number), rows in own.vector_columns.items():
         part = columns(delta, rows, own.cell.stages[s].size).sum((-3, -2))
-        known = found[number]
-        found[number] = part if known is None else known + part
+        known = totals[number]
+        totals[number] = part if known is None else known + part
     lead = delta.shape[:-3]
     return [
-        delta.new_zeros(*lead, n) if x is None else x for x, n in zip(found, own.cell.vectors, strict=True)
+        delta.new_zeros(*lead, n) if x is None else x for x, n in zip(totals, own.cell.vectors, strict=True)
     ]
 
 
 def vector_gradients_of_sums(own: Adjoint, sums: Tensor) -> list[Tensor]:
     """The same from the sums of delta over all rows, ([P,] width)."""
-    found: list[Tensor | None] = [None] * len(own.cell.vectors)
+    totals: list[Tensor | None] = [None] * len(own.cell.vectors)
     for (s, number), rows in own.vector_columns.items():
-        part, known = columns(sums, rows, own.cell.stages[s].size), found[number]
-        found[number] = part if known is None else known + part
+        part, known = columns(sums, rows, own.cell.stages[s].size), totals[number]
+        totals[number] = part if known is None else known + part
     return [
         sums.new_zeros(*sums.shape[:-1], n) if x is None else x
-        for x, n in zip(found, own.cell.vectors, strict=True)
+        for x, n in zip(totals, own.cell.vectors, strict=True)
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeprnn.backends.autograd import Unroll, gradients_by_autograd
+from deeprnn.backends.autograd import Unroll, gradients_by_autograd, with_own_output
 from deeprnn.backends.protocol import (
     DirectCall,
     InputProjection,
@@ -46,7 +46,9 @@ class ProjectAndUnroll(torch.autograd.Function):
         ctx.backend, ctx.projection_case, ctx.count = backend, projection_case, len(stored)
         ctx.save_for_backward(*stored, *tensors)
         ctx.set_materialize_grads(False)
-        return tuple(stored[: len(projection_case.case.cell.outputs)])
+        return tuple(
+            with_own_output(projection_case.case.cell, stored)[: len(projection_case.case.cell.outputs)]
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
@@ -74,22 +76,22 @@ class DirectUnroll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: DirectCall, wiring: Wiring, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         count = len(wiring.shapes)
-        y, last, kept = call.forward(x, rest[count:] or None, rest[:count], True)
+        y, last, workspace = call.forward(x, rest[count:] or None, rest[:count], True)
         ctx.call, ctx.wiring = call, wiring
-        ctx.save_for_backward(y, kept, x, *rest)
+        ctx.save_for_backward(y if call.reads_output else None, workspace, x, *rest)
         ctx.set_materialize_grads(False)
         return (y, *last)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        y, kept, x, *rest = ctx.saved_tensors
+        y, workspace, x, *rest = ctx.saved_tensors
         call, wiring = ctx.call, ctx.wiring
         count = len(wiring.shapes)
         parameters, states = rest[:count], rest[count:]
         needed = ctx.needs_input_grad[2 : 3 + count]
         results: Sequence[Tensor | None]
         if not torch.is_grad_enabled() and plain_tensors(*gradients):
-            tensors = KeptTensors(y, kept, x, states or None, parameters)
+            tensors = KeptTensors(y, workspace, x, states or None, parameters)
             results = call.backward(gradients, tensors, needed[0], any(needed[1:]))
             if False in needed:
                 results = [d if wants else None for d, wants in zip(results, needed, strict=True)]

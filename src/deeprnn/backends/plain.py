@@ -33,7 +33,7 @@ def cleared(states: Sequence[Tensor], reset: Tensor | None, t: int) -> list[Tens
 def forward(cell: CellDescription, inputs: Inputs, keep: bool = False) -> list[Tensor]:
     """Every output of all steps, ([P,] T, B, n) each; with `keep` followed by what a backward pass needs."""
     assert inputs.A is not None
-    step, states, found = forward_step(cell, keep), inputs.states, []
+    step, states, per_step = forward_step(cell, keep), inputs.states, []
     sizes, places = stored_sizes(cell, keep), [cell.outputs.index(o) for o in cell.new_states]
     parts = [block_of(inputs.matrices, *product).transpose(-2, -1) for product in product_blocks(cell)]
     vectors = [x.unsqueeze(-2) for x in inputs.vectors]
@@ -47,11 +47,11 @@ def forward(cell: CellDescription, inputs: Inputs, keep: bool = False) -> list[T
             x if x.shape == (*shape, n) else x.expand(*shape, n) for x, n in zip(outputs, sizes, strict=True)
         ]
         states = [outputs[k] for k in places]
-        found.append(outputs)
-    if not found:  # no step: empty results that still belong to the graph
+        per_step.append(outputs)
+    if not per_step:  # no step: empty results that still belong to the graph
         root = inputs.A.sum(-1, keepdim=True) + sum(x.sum() for x in inputs.states)
         return [root.expand(*root.shape[:-1], n) for n in sizes]
-    return [torch.stack(steps, -3) for steps in zip(*found, strict=True)]
+    return [torch.stack(steps, -3) for steps in zip(*per_step, strict=True)]
 
 
 def stored_sizes(cell: CellDescription, keep: bool) -> list[int]:
@@ -77,15 +77,15 @@ def backward(
     own, steps = adjoint(cell), stored[0].shape[-3]
     step = backward_step(cell, tuple(g is not None for g in gradients))
     seen = [previous(cell, stored, inputs, i).unbind(-3) for i in range(len(cell.states))]
-    given = [g.unbind(-3) for g in gradients if g is not None]
-    kept = [x.unbind(-3) for x in stored]
+    own_gradients = [g.unbind(-3) for g in gradients if g is not None]
+    saved = [x.unbind(-3) for x in stored]
     parts = [block_of(inputs.matrices, *product) for product in product_blocks(cell)]
     vectors = [x.unsqueeze(-2) for x in inputs.vectors]
     carried = [torch.zeros_like(x) for x in inputs.states]
     rows = []
     for t in range(steps - 1, -1, -1):
         masks = [at(x, t, inputs.members) for x in inputs.masks]
-        at_t = [[x[t] for x in group] for group in (given, seen, kept)]
+        at_t = [[x[t] for x in group] for group in (own_gradients, seen, saved)]
         row, *carried = step(*at_t[0], *carried, *at_t[1], *at_t[2], *parts, *vectors, *masks)
         rows.append(row)
         if inputs.reset is not None:

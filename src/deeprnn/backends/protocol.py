@@ -146,8 +146,8 @@ class ProjectionCase:
 class KeptTensors(NamedTuple):
     """What the backward pass of a layer's call reads."""
 
-    y: Tensor  # (T, B, n): the first state's sequence
-    kept: Tensor | None  # whatever else the forward pass stored
+    y: Tensor | None  # (T, B, n): the first state's sequence, where the call `reads_output`
+    workspace: Tensor | None  # whatever else the forward pass stored
     x: Tensor
     states: Sequence[Tensor] | None
     parameters: Sequence[Tensor]
@@ -250,6 +250,8 @@ class DirectCall(Protocol):
 
     served: tuple[str, Case]
     """the backend's name, and the case"""
+    reads_output: bool
+    """whether the backward pass reads the very output that the user holds, and may not change"""
 
     def forward(
         self, x: Tensor, states: Sequence[Tensor] | None, parameters: Sequence[Tensor], keep: bool
@@ -258,7 +260,7 @@ class DirectCall(Protocol):
         ...
 
     def backward(
-        self, gradients: Sequence[Tensor | None], kept: KeptTensors, wants_x: bool, wants_parameters: bool
+        self, gradients: Sequence[Tensor | None], saved: KeptTensors, wants_x: bool, wants_parameters: bool
     ) -> Sequence[Tensor | None]:
         """From the gradients of the output and of the last states, those of x and of the parameters."""
         ...

@@ -63,8 +63,8 @@ def forward(text: str, inputs: Inputs) -> list[Tensor]:
     rest = (*parts, *vectors, *inputs.masks)
 
     def step(states: tuple[Tensor, ...], now: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
-        entered, kept = now
-        outputs = module(entered, *[x * kept.unsqueeze(-1) for x in states], *rest)
+        entered, not_reset = now
+        outputs = module(entered, *[x * not_reset.unsqueeze(-1) for x in states], *rest)
         return tuple([outputs[k].clone() for k in places]), torch.cat(outputs, -1)
 
     _, joined = scan(step, tuple(inputs.states), (inputs.A, marks), dim=0)

@@ -84,13 +84,13 @@ def _projection_case(
     x = projection.x
     check(cell, inputs, torch.Size((*x.shape[:-1], cell.entry_width)), x.device)
     chosen, case = load(select(cell.text, x.device, x.dtype, "fp32", backend)), Case(cell, x.device, x.dtype)
-    found = None
+    serving = None
     if isinstance(chosen, ProjectingBackend) and chosen.serves_projection(case, projection, inputs):
-        found = chosen, ProjectionCase.of(case, projection, inputs)
+        serving = chosen, ProjectionCase.of(case, projection, inputs)
     if len(_projection_cases) >= MOST_CASES:  # sequences of ever new lengths
         _projection_cases.clear()
-    _projection_cases[key] = found
-    return found
+    _projection_cases[key] = serving
+    return serving
 
 
 def select(text: str, device: torch.device, dtype: torch.dtype, precision: str, backend: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -64,3 +66,17 @@ class Wiring:
                 return False
             ends[p] = start + count
         return all(self.shapes[p] == (end,) for p, end in ends.items())
+
+
+@lru_cache(maxsize=1024)
+def projection_wiring(cell: CellDescription, heights: tuple[int, ...], biases: int, inputs: int) -> Wiring:
+    """That of an `InputProjection`'s U, of these heights, and b, followed by a cell's matrices and vectors."""
+    columns, count = [0, *accumulate(heights)], len(heights)
+    pieces = [Piece(count + i, 0, heights[i % count], columns[i % count]) for i in range(biases)]
+    shapes: list[tuple[int, ...]] = [(n, inputs) for n in heights]
+    shapes += [(piece.count,) for piece in pieces]
+    first = len(shapes)
+    shapes += [*cell.matrices, *((n,) for n in cell.vectors)]
+    matrices = tuple(range(first, first + len(cell.matrices)))
+    vectors = tuple(Piece(first + len(matrices) + i, 0, n) for i, n in enumerate(cell.vectors))
+    return Wiring(cell, tuple(shapes), tuple(range(count)), matrices, tuple(pieces), vectors)

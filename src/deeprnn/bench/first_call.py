@@ -21,7 +21,7 @@ from deeprnn.bench.peers import Bench, Work, backward
 
 def first_calls(work: Work, parts: bool = True, limit: float = 120.0) -> dict[str, Any]:
     """Seconds of the first call, cold and cached, and where the cached one spends them."""
-    found: dict[str, Any] = {"hidden": work.hidden, "batch": work.batch, "device": work.device}
+    measured: dict[str, Any] = {"hidden": work.hidden, "batch": work.batch, "device": work.device}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("cold", "cached", *(["parts"] if parts else [])):
             shape = [work.steps, work.batch, work.hidden, work.depth]
@@ -32,10 +32,10 @@ def first_calls(work: Work, parts: bool = True, limit: float = 120.0) -> dict[st
                     command, env=environment, capture_output=True, text=True, timeout=limit, check=True
                 )
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-                found["failed"] = f"{name}: {str(error.stderr or error)[-300:]}"
-                return found
-            found |= json.loads(done.stdout.splitlines()[-1])
-    return found
+                measured["failed"] = f"{name}: {str(error.stderr or error)[-300:]}"
+                return measured
+            measured |= json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 def measure_here(work: Work, name: str) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def measure_here(work: Work, name: str) -> dict[str, Any]:
         "torch's first backward": timed(lambda: torch.autograd.grad(leaf @ leaf, leaf, leaf.detach())),
     }
     before = set(sys.modules)
-    kept: list[Any] = []
-    parts["forward"] = timed(lambda: kept.append(peer.run()))
-    parts["backward"] = timed(lambda: backward(kept[0], peer.parameters, bench.g))
+    outputs: list[Any] = []
+    parts["forward"] = timed(lambda: outputs.append(peer.run()))
+    parts["backward"] = timed(lambda: backward(outputs[0], peer.parameters, bench.g))
     parts["again"] = timed(train)
     imported = len(set(sys.modules) - before)
     if work.device == "cuda":

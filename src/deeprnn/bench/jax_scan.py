@@ -34,8 +34,8 @@ def jax_peer(bench: Bench) -> Peer:
     states, gradients = timed(forward, x), timed(train, x, g)
 
     def results() -> Results:
-        found = gradients()
-        return _as_torch(states()), [_as_torch(found[name]) for name in parameters]
+        by_name = gradients()
+        return _as_torch(states()), [_as_torch(by_name[name]) for name in parameters]
 
     weights: list[Tensor] = list(bench.model.parameters())
     return Peer(JAX, states, weights, bench.truth, states, gradients, results, by_host=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import platform
 import statistics
 import time
@@ -25,7 +24,8 @@ import torch
 from torch import Tensor
 
 from deeprnn.bench.peers import Bench, Peer, Work, backward
-from deeprnn.runs.folder import commit
+from deeprnn.runs.provenance import commit
+from deeprnn.training.threads import cores
 
 CLOCK: Callable[[], float] = time.perf_counter
 """`time.process_time` in its place tells one thread's work from waiting, on a machine that others use too"""
@@ -223,11 +223,11 @@ def _fresh_high_water_mark() -> Iterator[Callable[[str], int] | None]:
 def surroundings(device: str) -> dict[str, Any]:
     """The code's commit, versions and machine, without names of hosts or paths."""
     packages = ("deeprnn", "torch", "numpy", "llvmlite", "jax")
-    found = {name: _version(name) for name in packages}
+    versions = {name: _version(name) for name in packages}
     machine: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
     }
     if device != "cpu":
@@ -235,7 +235,7 @@ def surroundings(device: str) -> dict[str, Any]:
         machine["cuda"] = torch.version.cuda
     return {
         "commit": commit(),
-        "versions": {"python": platform.python_version(), **found},
+        "versions": {"python": platform.python_version(), **versions},
         "machine": machine,
     }
 

@@ -203,6 +203,21 @@ def describe_ours(work: Work) -> str:
     return f"{name}: {text}" if text else name
 
 
+def capture(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Work as a CUDA graph, after two eager rounds on a side stream, and the results that each replay overwrites."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = work()
+    return graph, results
+
+
 class Captured:
     """A peer's passes as CUDA graphs, each captured at its first call."""
 
@@ -228,17 +243,7 @@ class Captured:
 
     def _replay(self, name: str, work: Callable[[], Any]) -> Any:
         if name not in self.graphs:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    work()
-            torch.cuda.current_stream().wait_stream(side)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                results = work()
-            self.graphs[name] = graph, results
+            self.graphs[name] = capture(work)
         graph, results = self.graphs[name]
         graph.replay()
         return results

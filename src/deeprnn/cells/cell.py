@@ -16,6 +16,8 @@ from deeprnn.errors import UserError
 CELLS: WeakValueDictionary[str, Cell] = WeakValueDictionary()
 """cells that are alive, by their handle: a compiler passes words to functions, not modules"""
 _numbers = itertools.count()
+OWN_START = "reset marks begin with its own initial_state, and described cells begin with zeros"
+"""why a cell that can be described runs by the plain loop"""
 INITIAL_STATE = ", and let initial_state(self, batch) return it as (batch, units)"
 
 
@@ -81,7 +83,7 @@ class Cell(nn.Module):
 
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
         """The states before the first step: zeros."""
-        like = next(self.parameters(), torch.zeros(()))
+        like = _first_tensor(self)
         return tuple(like.new_zeros(batch, n) for n in self.sizes().states)
 
     def state_names(self) -> tuple[str, ...]:
@@ -99,7 +101,7 @@ class Cell(nn.Module):
             output = own[1][0]
             if self.output is not None:
                 with torch.no_grad():
-                    like = next(self.parameters(), torch.zeros(()))
+                    like = _first_tensor(self)
                     output = self.output(*(like.new_zeros(2, n) for n in own[1])).shape[-1]
             self.__dict__["_sizes"] = Sizes(*own, output)
         return self.__dict__["_sizes"]
@@ -131,14 +133,20 @@ class Cell(nn.Module):
         bound = signature.bind_partial(self)
         bound.arguments.update(arguments, input_size=input_size)
         again = type(self)(*bound.args[1:], **bound.kwargs).train(self.training)
-        if (like := next(self.parameters(), None)) is not None:
-            again.to(like.device, like.dtype)
+        like = _first_tensor(self)
+        again.to(like.device, like.dtype)
         if _structure(self) != _structure(again) and input_size == self.sizes().input:
             raise UserError(
                 f"this {type(self).__name__} was changed after it was built, so that another cannot be made like it: "
                 "give a list of cells, or a function from an input size to a cell"
             )
         return again
+
+
+def _first_tensor(cell: Cell) -> Tensor:
+    """A tensor that has the cell's type and device: a parameter, or a buffer of a cell that learns nothing."""
+    held = itertools.chain(cell.parameters(), cell.buffers())
+    return next((t for t in held if t.is_floating_point()), torch.zeros(()))
 
 
 def _state_parameters(cell: Cell) -> tuple[str, ...] | None:
@@ -175,7 +183,7 @@ def _tried(cell: Cell) -> tuple[int, tuple[int, ...]]:
 
 
 def _fits(cell: Cell, width: int, states: Sequence[int]) -> bool:
-    like = next(cell.parameters(), torch.zeros(()))
+    like = _first_tensor(cell)
     x, h = like.new_zeros(2, width), [like.new_zeros(2, n) for n in states]
     with torch.no_grad(), torch.random.fork_rng([]):
         try:
@@ -184,6 +192,11 @@ def _fits(cell: Cell, width: int, states: Sequence[int]) -> bool:
             return False
     new = new if isinstance(new, (tuple, list)) else (new,)
     return [tuple(y.shape) for y in new] == [(2, n) for n in states]
+
+
+def has_own_start(cell: Cell) -> bool:
+    """Whether a sequence begins with something that the cell computes."""
+    return type(cell).initial_state is not Cell.initial_state
 
 
 def handle_of(cell: Cell) -> str:

@@ -7,7 +7,7 @@ are plain frozen data: they compare and hash by what they compute, and can be wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -203,8 +203,3 @@ def from_data(data: Any) -> Expression:
     if op in LEAVES:
         return leaf(op, *rest)
     return Expression(op, tuple(from_data(a) for a in rest))
-
-
-def walk(root: Expression) -> Iterator[Expression]:
-    """Every part of an expression."""
-    yield from in_order([root])

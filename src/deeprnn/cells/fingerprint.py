@@ -63,15 +63,24 @@ def settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
 def fingerprint(module: nn.Module, held: Held = None) -> tuple[Any, ...]:
     """A hashable value that differs when the step may have changed."""
     found: list[Any] = []
+    first: dict[int, int] = {}  # of each tensor: two names may stand for one
     for part in module.modules():
         attributes = part.__dict__
         found.append(type(part))
-        found += [(name, frozen(value, held)) for name, value in attributes.items() if name not in OWN]
+        for name, value in attributes.items():
+            if name not in OWN:
+                known = _held(value, first) if isinstance(value, Tensor) else frozen(value, held)
+                found.append((name, known))
         for home in (attributes["_parameters"], attributes["_buffers"]):
-            found += [(name, None if t is None else (t.shape, t.dtype)) for name, t in home.items()]
+            found += [(name, None if t is None else _held(t, first)) for name, t in home.items()]
         found.append(tuple(attributes["_modules"]))
         found += class_attributes(type(part), held)
     return tuple(found)
+
+
+def _held(tensor: Tensor, first: dict[int, int]) -> tuple[Any, ...]:
+    """A tensor that is found by its path: its shape and type, and which other name stands for it, if any."""
+    return tensor.shape, tensor.dtype, first.setdefault(id(tensor), len(first))
 
 
 def class_attributes(kind: type, held: Held = None) -> Iterator[Any]:
@@ -93,15 +102,21 @@ def of_library(module: str | None) -> bool:
 
 
 def frozen(value: Any, held: Held = None, depth: int = 4) -> Any:
-    """A hashable stand-in for an attribute: numbers and words, tensors by shape, other objects by what they hold."""
+    """A hashable stand-in for a value: numbers and words, tensors as themselves, other objects by what they hold.
+
+    A tensor in a list, or anywhere else where no path leads to it, is part of what is recorded.
+    """
     if isinstance(value, PLAIN):
         return type(value), value
     if isinstance(value, Tensor):
-        return value.shape, value.dtype
+        return known_by_address(value, held)
     if (code := code_of(value)) is not None:  # tools that reload modules put new code into old functions
         return known_by_address(value, held), known_by_address(code, held)
-    if not depth:
-        return known_by_address(value, held)
+    if isinstance(value, MethodType):
+        return known_by_address(value.__self__, held), frozen(value.__func__, held)
+    if not depth:  # a list or dictionary cannot be watched, and keeping it would keep what it holds
+        containers = isinstance(value, (tuple, list, set, frozenset, deque, dict))
+        return (type(value), len(value)) if containers else known_by_address(value, held)
     if isinstance(value, (tuple, list, set, frozenset, deque)):
         return type(value), tuple(frozen(v, held, depth - 1) for v in value)
     if isinstance(value, dict):
@@ -109,16 +124,31 @@ def frozen(value: Any, held: Held = None, depth: int = 4) -> Any:
     if (content := content_of(value)) is not None:
         return type(value), content
     if isinstance(value, nn.Module):  # beside the cell's parts, with tensors that are recorded as they are
-        tensors = (*value.parameters(), *value.buffers())
-        return known_by_address(value, held), tuple(known_by_address(t, held) for t in tensors)
-    if isinstance(value, MethodType):
-        return known_by_address(value.__self__, held), frozen(value.__func__, held)
+        return known_by_address(value, held), tuple(_module_contents(value, held, depth - 1))
     if isinstance(value, partial):
         parts = value.func, value.args, value.keywords
         return tuple(frozen(part, held, depth - 1) for part in parts)
     address = known_by_address(value, held)
-    inner = None if isinstance(value, (type, ModuleType)) else contents(value)
+    if isinstance(value, type):  # as a name for settings, or for a helper
+        return address, frozen(class_contents(value), held, depth - 1)
+    inner = None if isinstance(value, ModuleType) else contents(value)
     return (address, frozen(inner, held, depth - 1)) if inner else address
+
+
+def _module_contents(module: nn.Module, held: Held, depth: int) -> Iterator[Any]:
+    for part in module.modules():
+        yield type(part)
+        for name, value in part.__dict__.items():
+            if name not in OWN:
+                yield name, frozen(value, held, depth)
+        for home in (part._parameters, part._buffers):
+            yield from (None if t is None else known_by_address(t, held) for t in home.values())
+
+
+def class_contents(kind: type) -> dict[str, Any]:
+    """What a user's class and its parents define."""
+    bases = [base for base in reversed(kind.__mro__) if not of_library(base.__module__)]
+    return {name: value for base in bases for name, value in vars(base).items() if name not in OF_EVERY_CLASS}
 
 
 def code_of(value: Any) -> CodeType | None:

@@ -307,6 +307,16 @@ _ROWS = [
         "log", torch.log, lambda a, y: [1.0 / a[0]], "return logf(x0);", lambda e, a: e.log(a),
         lambda a: (math.log(a[0]) if a[0] > 0.0 else -math.inf, math.log(a[1]) if 0.0 < a[1] < math.inf else math.inf),
     ),
+    Function(  # exp(x) - 1 and log(1 + x) would lose small arguments
+        "expm1", torch.expm1, lambda a, y: [y + 1.0], "return expm1f(x0);", lambda e, a: e.expm1(a),
+        _monotone(lambda x: math.expm1(x) if x < 700.0 else math.inf),
+    ),
+    Function(
+        "log1p", torch.log1p, lambda a, y: [1.0 / (1.0 + a[0])], "return log1pf(x0);", lambda e, a: e.log1p(a),
+        lambda a: (
+            math.log1p(a[0]) if a[0] > -1.0 else -math.inf, math.log1p(a[1]) if -1.0 < a[1] < math.inf else math.inf,
+        ),
+    ),
     Function(
         "sqrt", torch.sqrt, lambda a, y: [0.5 / y], "return sqrtf(x0);", lambda e, a: e.sqrt(a),
         lambda a: (math.sqrt(max(a[0], 0.0)), math.sqrt(max(a[1], 0.0))),
@@ -390,9 +400,3 @@ _ROWS = [
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
 UNITS: dict[str, Callable[[Tensor], Tensor]] = {row.name: row.torch for row in _ROWS if row.unit}
 """the functions that serve as a unit φ by their names"""
-
-
-def bounds(name: str, args: Sequence[Interval]) -> Interval:
-    """A function's range by interval arithmetic; an undefined end (∞ − ∞) is taken for no bound."""
-    low, high = FUNCTIONS[name].bounds(*args)
-    return (-math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high)

@@ -79,6 +79,14 @@ def import_option(name: str) -> str:
     return "" if not name or name in LIBRARY else f"--import {shlex.quote(split(name)[0])}"
 
 
+def code(name: str) -> bytes:
+    """The file in which a user's cell is written; nothing for a shipped one. Where it is a module, it is loaded."""
+    if not name or name in LIBRARY:
+        return b""
+    file = import_from(split(name)[0]).__file__
+    return Path(file).read_bytes() if file else b""
+
+
 def rooted(name: str) -> str:
     """The name with the path of a file made absolute."""
     if not name or name in LIBRARY:

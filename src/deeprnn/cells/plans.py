@@ -137,7 +137,7 @@ def _plan_anew(cell: Cell, key: Key, known: dict[Key, _Known], held: dict[str, T
     names = surroundings(cell, objects)
     plan, forget = _make(cell, key[0], held)
     if plan.reason:
-        _log_once(type(cell).__qualname__, plan.reason)
+        log_plain(type(cell).__qualname__, plan.reason)
     if plan.restless and sum(old.plan.restless for old in known.values()):
         key = RESTLESS
     known[key] = _Known(plan, names, [_watched(thing, known, key) for thing in objects], forget)
@@ -177,7 +177,8 @@ def _differing(key: Key, other: Key) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _log_once(name: str, reason: str) -> None:
+def log_plain(name: str, reason: str) -> None:
+    """Say once of a class why it is unrolled by the plain loop."""
     logger.warning("%s is unrolled by the plain loop, step by step: %s", name, reason)
 
 

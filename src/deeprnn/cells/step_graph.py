@@ -64,6 +64,8 @@ class _Writer:
             return node.value if node.op == "constant" else value(node)
 
         def applied(name: str, args: list[Any]) -> Any:  # by proxies: a function may be several operations
+            if not any(isinstance(x, fx.Node) for x in args):
+                return float(FUNCTIONS[name].torch(*(torch.tensor(x, dtype=torch.float64) for x in args)))
             given = [fx.Proxy(x, self.tracer) if isinstance(x, fx.Node) else x for x in args]
             result = FUNCTIONS[name].torch(*given)
             return result.node if isinstance(result, fx.Proxy) else result
@@ -80,6 +82,11 @@ def interleaved(*parts: Tensor) -> Tensor:
     """Columns of several tensors in turns; autograd's own vmap has a rule for `reshape` and none for `flatten`."""
     *lead, width = parts[0].shape
     return torch.stack(parts, -1).reshape(*lead, width * len(parts))
+
+
+def filled(like: Tensor, size: int, value: float) -> Tensor:
+    """A constant for each of `size` units, in as many rows as another tensor has."""
+    return like.new_full((*like.shape[:-1], size), value)
 
 
 @lru_cache(maxsize=512)
@@ -120,7 +127,8 @@ def forward_step(cell: CellDescription, keep: bool) -> fx.GraphModule:
         saved = adjoint(cell).stages[s].saved if keep else ()
         computed = w.evaluate([*stage.outputs, *saved], value)
         for k in range(len(stage.outputs)):
-            outputs[s, k] = computed[k]
+            constant = not isinstance(computed[k], fx.Node)
+            outputs[s, k] = w.call(filled, states[0], stage.size, computed[k]) if constant else computed[k]
         kept += computed[len(stage.outputs) :]
     return w.module([*(outputs[tuple(o)] for o in cell.outputs), *kept])
 

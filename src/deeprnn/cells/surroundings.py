@@ -5,14 +5,17 @@ A helper that is defined anew in a notebook, or a constant with a new value, cha
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
-from torch import Tensor, nn
+from torch import nn
 
-from deeprnn.cells.fingerprint import Held, frozen, function_of, known_by_address, of_library
+from deeprnn.cells.fingerprint import Held, frozen, function_of, of_library
 
 MISSING = object()
 OURS = __name__.partition(".")[0] + "."
@@ -20,40 +23,88 @@ Home = dict[str, Any] | ref
 """a namespace, or a function whose closure is meant: it may hold the cell, which must not keep itself alive"""
 
 
-class Name(NamedTuple):
-    """A name in a namespace, or the number of a variable in a closure, and what it stood for."""
+class Variable(NamedTuple):
+    """A name in a namespace, or the number of a variable in a closure."""
 
     home: Home
     name: Any
+    stored: bool
+    """whether the code binds it"""
+
+    @property
+    def value(self) -> Any:
+        """What it stands for; `MISSING` where it is not bound."""
+        if isinstance(self.home, dict):
+            return self.home.get(self.name, MISSING)
+        function = self.home()
+        try:
+            return MISSING if function is None else function.__closure__[self.name].cell_contents
+        except ValueError:  # not bound yet
+            return MISSING
+
+    def bind(self, value: Any) -> None:
+        """Let it stand for another value, or for none."""
+        if isinstance(self.home, dict):
+            if value is MISSING:
+                self.home.pop(self.name, None)
+            else:
+                self.home[self.name] = value
+        elif (function := self.home()) is not None:
+            if value is MISSING:
+                del function.__closure__[self.name].cell_contents
+            else:
+                function.__closure__[self.name].cell_contents = value
+
+    def __str__(self) -> str:
+        if isinstance(self.home, dict):
+            return f"the global {self.name}"
+        return f"{self.home().__code__.co_freevars[self.name]} of a closure"  # type: ignore[union-attr]
+
+
+class Name(NamedTuple):
+    """A variable and what it stood for; of the cell's own parts only that they are the same."""
+
+    variable: Variable
     known: Any
+    own: bool
 
     def holds(self) -> bool:
         """Whether it still stands for that."""
-        return _known(_look_up(self.home, self.name)) == self.known
+        return _known(self.variable.value, self.own) == self.known
 
 
 def surroundings(module: nn.Module, held: Held = None) -> tuple[Name, ...]:
     """The names that the code of a module's classes and functions may read; what libraries read is left out."""
-    found: dict[tuple[int, Any], Name] = {}
-    seen: set[int] = set()
-    waiting = [function for part in module.modules() for function in _functions_of(part)]
-    while waiting:
-        function = waiting.pop()
-        if id(function) in seen or _stays(function.__module__):
-            continue
-        seen.add(id(function))
-        for home, name in _names_in(function):
-            if (id(home), name) in found or (value := _look_up(home, name)) is MISSING:
-                continue
-            found[id(home), name] = Name(home, name, _known(value, held))
-            if (called := function_of(value)) is not None:
-                waiting.append(called)
-    return tuple(found.values())
+    parts = {id(part) for part in module.modules()}
+    return tuple(
+        Name(variable, _known(value, own := id(value) in parts, held), own)
+        for variable in variables(module)
+        if (value := variable.value) is not MISSING
+    )
 
 
 def unchanged(names: tuple[Name, ...]) -> bool:
     """Whether every name stands for what it did."""
     return all(name.holds() for name in names)
+
+
+def variables(module: nn.Module) -> list[Variable]:
+    """The variables that the code of a module's classes and functions may read or bind, bound or not."""
+    found: dict[tuple[int, Any], Variable] = {}
+    seen: set[int] = set()
+    waiting = [function for part in module.modules() for function in _functions_of(part)]
+    while waiting:
+        function = waiting.pop()
+        if id(function) in seen or _is_known(function.__module__):
+            continue
+        seen.add(id(function))
+        for variable in _variables_in(function):
+            key = id(variable.home), variable.name
+            if key not in found:
+                waiting += _functions_behind(variable.value)
+            if key not in found or variable.stored:
+                found[key] = variable
+    return list(found.values())
 
 
 def _functions_of(part: nn.Module) -> Iterator[FunctionType]:
@@ -62,7 +113,24 @@ def _functions_of(part: nn.Module) -> Iterator[FunctionType]:
         if not of_library(base.__module__):
             methods = (value for name, value in vars(base).items() if name != "__init__")
             yield from (function for value in methods if (function := function_of(value)) is not None)
-    yield from (value for value in vars(part).values() if isinstance(value, FunctionType))
+    for value in vars(part).values():
+        if not isinstance(value, nn.Module):  # those are parts, or none of the step's
+            yield from _functions_behind(value)
+
+
+def _functions_behind(value: Any) -> Iterator[FunctionType]:
+    """Functions that may run when code uses a value: itself, or methods of its class."""
+    while isinstance(value, (partial, MethodType)):
+        value = value.func if isinstance(value, partial) else value.__func__
+    if (function := function_of(value)) is not None:
+        yield function
+    elif isinstance(value, nn.Module):
+        for part in value.modules():
+            yield from _functions_of(part)
+    else:
+        for base in (value if isinstance(value, type) else type(value)).__mro__:
+            if not _is_known(base.__module__):
+                yield from (f for inner in vars(base).values() if (f := function_of(inner)) is not None)
 
 
 def _stays(module: str | None) -> bool:
@@ -70,34 +138,59 @@ def _stays(module: str | None) -> bool:
     return of_library(module) or (module is not None and module.startswith(OURS))
 
 
-def _names_in(function: FunctionType) -> Iterator[tuple[Home, Any]]:
-    """Names that a function may read: in its globals, in the modules among them, and in its closure."""
-    names = _names_of(function.__code__)
-    for name in names:
-        value = function.__globals__.get(name)
-        if not isinstance(value, ModuleType):
-            yield function.__globals__, name
-        elif not _stays(value.__name__):
-            yield function.__globals__, name
-            yield from ((value.__dict__, inner) for inner in names)
-    yield from ((ref(function), k) for k in range(len(function.__closure__ or ())))
+def _is_known(module: str | None) -> bool:
+    """Whether functions of a module of that name read nothing that changes; its own names may (`os.environ`)."""
+    return _stays(module) or (module is not None and module.partition(".")[0] in sys.stdlib_module_names)
 
 
-def _names_of(code: CodeType) -> set[str]:
-    inner = [_names_of(c) for c in code.co_consts if isinstance(c, CodeType)]
-    return set(code.co_names).union(*inner)
+def _variables_in(function: FunctionType) -> Iterator[Variable]:
+    """Names that a function may read: in its globals, in modules among them or imported, and in its closure."""
+    used = _uses(function.__code__)
+    for name in used.globals | used.stored_globals:
+        value = function.__globals__.get(name, MISSING)
+        if not isinstance(value, ModuleType) or not _stays(value.__name__):
+            yield Variable(function.__globals__, name, name in used.stored_globals)
+    modules = [function.__globals__.get(name) for name in used.globals]
+    for module in [*modules, *(sys.modules.get(name) for name in used.imports)]:
+        if isinstance(module, ModuleType) and not _stays(module.__name__):
+            yield from (
+                Variable(module.__dict__, name, name in used.stored_attributes) for name in used.attributes
+            )
+    for k, name in enumerate(function.__code__.co_freevars):
+        yield Variable(ref(function), k, name in used.stored_cells)
 
 
-def _look_up(home: Home, name: Any) -> Any:
-    if isinstance(home, dict):
-        return home.get(name, MISSING)
-    function = home()
-    try:
-        return MISSING if function is None else function.__closure__[name].cell_contents
-    except ValueError:  # not bound yet
-        return MISSING
+class _Uses(NamedTuple):
+    """Names in code, by what is done with them."""
+
+    globals: set[str]
+    stored_globals: set[str]
+    attributes: set[str]
+    stored_attributes: set[str]
+    imports: set[str]
+    stored_cells: set[str]
 
 
-def _known(value: Any, held: Held = None) -> Any:
-    """As attributes are known, but a tensor by itself: the recorded step holds on to it."""
-    return known_by_address(value, held) if isinstance(value, (Tensor, nn.Module)) else frozen(value, held)
+PLACES = {
+    "LOAD_GLOBAL": 0, "LOAD_NAME": 0, "STORE_GLOBAL": 1, "DELETE_GLOBAL": 1, "LOAD_ATTR": 2, "LOAD_METHOD": 2,
+    "IMPORT_FROM": 2, "STORE_ATTR": 3, "DELETE_ATTR": 3, "IMPORT_NAME": 4, "STORE_DEREF": 5, "DELETE_DEREF": 5,
+}  # fmt: skip
+"""of an instruction's name in `_Uses`"""
+
+
+def _uses(code: CodeType) -> _Uses:
+    found = _Uses(*(set() for _ in _Uses._fields))
+    for instruction in dis.get_instructions(code):
+        if (place := PLACES.get(instruction.opname)) is not None:
+            found[place].add(instruction.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            for names, more in zip(found, _uses(inner), strict=True):
+                names |= more
+    found.attributes.update(found.stored_attributes)
+    return found
+
+
+def _known(value: Any, own: bool, held: Held = None) -> Any:
+    """As attributes are known; the cell's own parts are looked at elsewhere."""
+    return frozen(value, held, 0 if own else 4)

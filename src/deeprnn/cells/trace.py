@@ -119,6 +119,12 @@ def trace(
     except Undescribable as error:
         error.may_write = False
         raise
+    except (
+        Exception
+    ) as error:  # a fault here should not keep anybody from calling a step that torch can compute
+        refusal = Undescribable(f"reading it failed: {type(error).__name__}: {error}")
+        refusal.may_write = False
+        raise refusal from error
 
 
 def _described(recording: Recording, other: Recording, parameters: set[str], states: Sequence[int]) -> Traced:

@@ -25,6 +25,8 @@ Command = TypeVar("Command")
 
 WORDS = {int: "N", float: "NUMBER", Path: "PATH"}
 """what stands for a value in the help; a text is named after its field"""
+TrackOption = tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]]
+"""`--track NAME`, which may be given several times: those of `training.tracking.TRACKERS`, without importing them"""
 NUMBERS = {int: "a whole number", float: "a number"}
 
 
@@ -92,20 +94,20 @@ class Argument:
 
 def arguments(command: type) -> list[Argument]:
     """Every field that can be given on the command line, those of a group of options too."""
-    found = []
+    listed = []
     hints = typing.get_type_hints(command, include_extras=True)
     for field in dataclasses.fields(command):
         hint, extras = _unwrapped(hints[field.name])
         if tyro.conf.Suppress in extras:
             continue
         if dataclasses.is_dataclass(hint):
-            found += arguments(hint)  # type: ignore[arg-type]
+            listed += arguments(hint)  # type: ignore[arg-type]
             continue
         kind, many = _kind(hint)
         own = next((extra.metavar for extra in extras if getattr(extra, "metavar", None)), None)
         word = own or _word(field.name, kind, many)
-        found.append(Argument(field, kind, many, tyro.conf.Positional in extras, word))
-    return found
+        listed.append(Argument(field, kind, many, tyro.conf.Positional in extras, word))
+    return listed
 
 
 def _unwrapped(hint: Any) -> tuple[Any, list[Any]]:
@@ -136,8 +138,8 @@ def _check(
     command: type, words: Sequence[str], prog: str, others: Sequence[str], meant: Mapping[str, str]
 ) -> None:
     """Refuse words that are no option or no value of one."""
-    found = arguments(command)
-    options = {name: argument for argument in found if not argument.positional for name in argument.names}
+    known = arguments(command)
+    options = {name: argument for argument in known if not argument.positional for name in argument.names}
     free = []
     for name, values in _grouped(words, options):
         if not name:
@@ -151,7 +153,7 @@ def _check(
                 raise UserError(f"{name} needs a value: {options[name].word}")
             for complaint in filter(None, map(options[name].complaint, values)):
                 raise UserError(f"{name} {complaint}")
-    places = [argument for argument in found if argument.positional]
+    places = [argument for argument in known if argument.positional]
     missing = [argument.word for argument in places if argument.required][len(free) :]
     if missing:
         raise UserError(f"{missing[0]} is missing: `{prog} --help` says what it is")

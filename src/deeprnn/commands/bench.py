@@ -143,8 +143,10 @@ class Bench:
             for batch in self.batch:
                 work = Work(self.steps or 1, batch, hidden, self.depth[0], 128, device)
                 print(f"T={work.steps} B={batch} H={hidden} ...", file=sys.stderr, flush=True)
-                found = measure.measure(work, self.peers or cells.NAMES, self.repeats, make=cells.CellBench)
-                rows += [row.to_dict(None) for row in found]
+                measured = measure.measure(
+                    work, self.peers or cells.NAMES, self.repeats, make=cells.CellBench
+                )
+                rows += [row.to_dict(None) for row in measured]
         settings = {"device": device, "unit": "microseconds per step", "repeats": self.repeats}
         return {"format": 1, **measure.surroundings(device), "settings": settings, "rows": rows}
 

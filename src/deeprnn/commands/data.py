@@ -182,9 +182,9 @@ class DataImport:
         if self.max_megabytes is not None:
             os.environ["DEEPRNN_MAX_BYTES"] = str(self.max_megabytes * 2**20)
         how = self.reading
-        given = {name: getattr(how, name) for name in ("steps_per_beat", "low", "high")}
-        given = {name: value for name, value in given.items() if value is not None}
-        grid = Grid(**given) if given else None  # files with a grid of their own keep it
+        limits = {name: getattr(how, name) for name in ("steps_per_beat", "low", "high")}
+        limits = {name: value for name, value in limits.items() if value is not None}
+        grid = Grid(**limits) if limits else None  # files with a grid of their own keep it
         options = Options(self.kind, grid, how.drums, how.transpose, how.minimum)
         options.progress = lambda paths: progress_bar(paths, "Reading files")
         data, report = import_path(self.path, options)

@@ -41,36 +41,36 @@ class DataAudit:
         from deeprnn.data import load
         from deeprnn.data.audit import audit
         from deeprnn.files import write_json
-        from deeprnn.runs.folder import commit
+        from deeprnn.runs.provenance import commit
 
-        found = audit(load(self.data), self.similarity)
+        result = audit(load(self.data), self.similarity)
         made = {"command": f"deeprnn data audit {self.data} --similarity {self.similarity:g}",
                 "version": __version__, "commit": commit()}  # fmt: skip
         if self.out:
-            write_json(self.out, {**found.to_dict(), **made})
+            write_json(self.out, {**result.to_dict(), **made})
         if self.json:
-            print(json.dumps({**found.to_dict(), **made}, ensure_ascii=False))
+            print(json.dumps({**result.to_dict(), **made}, ensure_ascii=False))
         else:
-            show_audit(found)
+            show_audit(result)
             if self.out:
                 print(f"\nall of it: {self.out}")
         return 0
 
 
-def show_audit(found: Audit) -> None:
+def show_audit(result: Audit) -> None:
     """A paragraph for each pair of splits."""
     from deeprnn.console import console
 
-    piece, symbol = ("songs", "frames") if found.kind == "music" else ("lines", "symbols")
-    for told in found.to_dict()["comparisons"]:
+    piece, symbol = ("songs", "frames") if result.kind == "music" else ("lines", "symbols")
+    for told in result.to_dict()["comparisons"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in told["by_kind"].items())
         lines = [
-            f"{found.name}, {told['split']} in {told['other']}: {told['near_duplicates']:,} of {told['pieces']:,} "
+            f"{result.name}, {told['split']} in {told['other']}: {told['near_duplicates']:,} of {told['pieces']:,} "
             f"{piece} have a near-duplicate{f' ({kinds})' if kinds else ''}, "
             f"{100 * told['symbols_of_near_duplicates'] / max(1, told['symbols']):.2f} % of the {symbol}"
         ]
         lines += [f"  {name}: {100 * share:.2f} % are there, too" for name, share in told["shared"].items()]
-        if found.kind == "music":
+        if result.kind == "music":
             lines.append(
                 f"  the same melody, whatever stands below it: {len(told.get('same_melody', ()))} songs"
             )

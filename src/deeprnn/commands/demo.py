@@ -75,20 +75,20 @@ class Demo:
         screen = console()
         baseline = one_gram(data, "test")
         rows: list[tuple[str, float]] = [("one-gram (no memory)", baseline)]
-        found = [summary(Run(folder)) for folder in folders]
-        rows += [(row["label"], row["test"]) for row in found]
+        summaries = [summary(Run(folder)) for folder in folders]
+        rows += [(row["label"], row["test"]) for row in summaries]
         screen.print(styled(("nats per frame on the test chorales", "bold"), ": shorter is better"))
         longest = max(8, min(36, width() - 42))
         for name, value in rows:
             share = f"−{1 - value / baseline:.0%}" if value != baseline else ""
             bar = f"{'█' * round(longest * value / baseline):<{longest}}"
             screen.print(styled(f"  {name:<22} {value:7.3f}  ", (bar, "cyan"), f"  {share}"))
-        for folder, row in zip(folders, found, strict=True):
+        for folder, row in zip(folders, summaries, strict=True):
             run_view.write_curves(folder)
             if "minutes" in Run(folder).info["reason"]:
                 when = f"after {row['epochs']} epoch{'s' if row['epochs'] != 1 else ''}"
                 screen.print(f"  ({row['label']} was cut off by time {when}: on an idle machine it goes on)")
-        return min(zip(found, folders, strict=True), key=lambda pair: pair[0]["valid"])[1]
+        return min(zip(summaries, folders, strict=True), key=lambda pair: pair[0]["valid"])[1]
 
     def compose(self, folder: Path, data: MusicData) -> None:
         """Let the better model write a chorale, count in it beside Bach's, and say what to try next."""

@@ -32,11 +32,11 @@ class Doctor:
 
     def run(self) -> int:
         """Look around and print."""
-        found = examine()
+        examined = examine()
         if self.json:
-            print(json.dumps(found, indent=2))
+            print(json.dumps(examined, indent=2))
         else:
-            show(found)
+            show(examined)
         return 0
 
 
@@ -129,39 +129,39 @@ def data_places() -> dict[str, Any]:
     return {"folders": folders, "sets": sets}
 
 
-def show(found: dict[str, Any]) -> None:
+def show(examined: dict[str, Any]) -> None:
     """The same for people."""
     from deeprnn.console import console, styled
 
     out = console()
-    versions = f" {found['deeprnn']}   python {found['python']}   {found['platform']}"
+    versions = f" {examined['deeprnn']}   python {examined['python']}   {examined['platform']}"
     out.print(styled(("deeprnn", "bold"), versions))
-    out.print("  ".join(f"{p} {v}" for p, v in found["packages"].items()))
+    out.print("  ".join(f"{p} {v}" for p, v in examined["packages"].items()))
     out.print("\nExtras", style="bold")
-    for extra, packages in found["extras"].items():
+    for extra, packages in examined["extras"].items():
         missing = [p for p, v in packages.items() if v is None]
         if missing:
             remedy = f": pip install 'deeprnn[{extra}]'"
             out.print(styled(f"  {extra:<12} ", (f"missing {', '.join(missing)}", "yellow"), remedy))
         else:
             out.print(f"  {extra:<12} ready")
-    cpu = found["cpu"]
+    cpu = examined["cpu"]
     out.print("\nDevices", style="bold")
     out.print(f"  CPU: {cpu['cores']} cores, torch uses {cpu['torch_threads']} threads, {cpu['capability']}")
-    for gpu in found["gpus"]:
+    for gpu in examined["gpus"]:
         out.print(f"  GPU: {gpu['name']}, sm {gpu['capability']}, {gpu['memory_gb']} GB")
-    if not found["gpus"]:
+    if not examined["gpus"]:
         out.print("  GPU: none that torch can use")
     out.print(styled(("\nBackends", "bold"), " (what backend='auto' takes, fp32)"))
-    for row in found["backends"]:
+    for row in examined["backends"]:
         out.print(styled(f"  {row['device']:<5} {row['case']:<18} -> ", (row["backend"], "bold")))
         for batch, text in row["kernels"].items():
             out.print(f"        {batch}: {text}")
         for name, reason in row["not"].items():
             out.print(f"        not {name}: {reason}")
     out.print("\nData", style="bold")
-    for place in found["data"]["folders"]:
+    for place in examined["data"]["folders"]:
         out.print(f"  {place['path']}: {place['state']}")
-    for name, path in found["data"]["sets"].items():
+    for name, path in examined["data"]["sets"].items():
         out.print(f"  {name:<12} {path or 'not found: deeprnn data get ' + name}")
     sys.stdout.flush()

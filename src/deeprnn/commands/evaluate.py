@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from deeprnn.commands.train import set_threads
+from deeprnn.errors import UserError
+
 if TYPE_CHECKING:
     from deeprnn.model.sequence_model import SequenceModel
+    from deeprnn.runs.folder import Run
     from deeprnn.training.evaluate import Data, Progress
+    from deeprnn.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -46,36 +51,24 @@ class Evaluate:
         import json
 
         from deeprnn.commands import run_view
-        from deeprnn.commands.train import set_threads
-        from deeprnn.console import console, styled
-        from deeprnn.errors import UserError
-        from deeprnn.model import metrics
         from deeprnn.runs.folder import load_run
         from deeprnn.training.evaluate import evaluate
         from deeprnn.training.recipe import Recipe
         from deeprnn.training.session import load_data, pick_device
 
         set_threads(self.threads)
-        found = load_run(self.run_folder)
+        trained = load_run(self.run_folder)
+        recipe = Recipe.from_dict(trained.recipe)
+        self._check(trained, recipe)
         if not self.threads:
-            set_threads(int(found.info.get("environment", {}).get("threads", 0)))
-        recipe = Recipe.from_dict(found.recipe)
-        if self.split == "test" and not recipe.evaluation.test:
-            raise UserError(
-                f"{found.path} was trained with evaluation.test=false, as runs of a search are: its test score stays "
-                "unknown. Use --split valid, or train the settings you chose anew, without --no-test"
-            )
+            set_threads(int(trained.info.get("environment", {}).get("threads", 0)))
         data = load_data(recipe.data)
-        if data.kind != "music" and found.vocabulary != data.vocabulary:  # type: ignore[union-attr]
+        if data.kind != "music" and trained.vocabulary != data.vocabulary:  # type: ignore[union-attr]
             raise UserError(
-                f"{recipe.data.name} has changed since {found.path} was trained: its vocabulary differs"
+                f"{recipe.data.name} has changed since {trained.path} was trained: its vocabulary differs"
             )
-        if self.clean and (self.dynamic or self.split == "train"):
-            raise UserError("--clean is for the validation and test parts, and not for dynamic evaluation")
-        model = found.model().to(pick_device(self.device))
+        model = trained.model().to(pick_device(self.device))
         how: dict[str, Any] = {}
-        if self.decay and not self.dynamic:
-            raise UserError(f"--decay {self.decay} is for dynamic evaluation: give --dynamic too")
         if self.dynamic:
             scores, how = self._dynamic(model, data)
         else:
@@ -86,22 +79,41 @@ class Evaluate:
 
             scores |= evaluate_clean(model, data, self.split, recipe.evaluation)
         if self.json:
-            print(json.dumps({"run": str(found.path), "split": self.split, **how, **scores}))
-            return 0
-        told = f" on {data.name}, {self.split}: {metrics.describe(scores)}"
-        console().print(styled((str(found.path), "bold"), told))
-        for name, value in scores.items():
-            console().print(
-                f"  {name:<34} {value:,.4f}" if isinstance(value, float) else f"  {name:<34} {value:,}"
+            print(json.dumps({"run": str(trained.path), "split": self.split, **how, **scores}))
+        else:
+            self._show(trained, data.name, scores, how)
+        return 0
+
+    def _check(self, trained: Run, recipe: Recipe) -> None:
+        """Refuse options that do not fit each other or the run."""
+        if self.split == "test" and not recipe.evaluation.test:
+            raise UserError(
+                f"{trained.path} was trained with evaluation.test=false, as runs of a search are: its test score stays "
+                "unknown. Use --split valid, or train the settings you chose anew, without --no-test"
             )
+        if self.clean and (self.dynamic or self.split == "train"):
+            raise UserError("--clean is for the validation and test parts, and not for dynamic evaluation")
+        if self.decay and not self.dynamic:
+            raise UserError(f"--decay {self.decay} is for dynamic evaluation: give --dynamic too")
+
+    def _show(self, trained: Run, data: str, scores: dict[str, float], how: dict[str, Any]) -> None:
+        """The scores for a person, how they were made, and the paper's."""
+        from deeprnn.console import console, styled
+        from deeprnn.model import metrics
+
+        out = console()
+        out.print(
+            styled((str(trained.path), "bold"), f" on {data}, {self.split}: {metrics.describe(scores)}")
+        )
+        for name, value in scores.items():
+            out.print(f"  {name:<34} {value:,.4f}" if isinstance(value, float) else f"  {name:<34} {value:,}")
         for trial in how.pop("tried_on_valid", ()):
             cost = "diverged" if trial["valid"] is None else f"{trial['valid']:,.4f}"
-            console().print(f"  valid at rate {trial['rate']:g}, decay {trial['decay']:g}: {cost}")
+            out.print(f"  valid at rate {trial['rate']:g}, decay {trial['decay']:g}: {cost}")
         for name, value in how.items():
-            console().print(f"  {name:<34} {value:g}")
-        if found.info.get("paper") is not None and self.split == "test":
-            console().print(f"  {'the paper':<34} {found.info['paper']:g}")
-        return 0
+            out.print(f"  {name:<34} {value:g}")
+        if trained.info.get("paper") is not None and self.split == "test":
+            out.print(f"  {'the paper':<34} {trained.info['paper']:g}")
 
     def _dynamic(self, model: SequenceModel, data: Data) -> tuple[dict[str, float], dict[str, Any]]:
         """Scores with the rate and decay that validation prefers, and how they were found."""
@@ -129,8 +141,6 @@ class Evaluate:
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:
     """One number or several with commas between."""
-    from deeprnn.errors import UserError
-
     try:
         numbers = tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -26,5 +26,5 @@ class Reading:
     def overrides(self) -> list[tuple[str, str]]:
         """Those that were given, as a recipe's fields would be: names and values as text."""
         default = Reading()
-        given = {name: value for name, value in vars(self).items() if value != getattr(default, name)}
-        return [(f"data.{name}", json.dumps(value)) for name, value in given.items()]
+        changed = {name: value for name, value in vars(self).items() if value != getattr(default, name)}
+        return [(f"data.{name}", json.dumps(value)) for name, value in changed.items()]

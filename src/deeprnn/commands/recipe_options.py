@@ -52,7 +52,7 @@ MOST_USED = {
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Separate recipe fields, `--section.field value`, `--section.field=value` or short, from the other arguments."""
     rest: list[str] = []
-    found: list[tuple[str, str]] = []
+    overrides: list[tuple[str, str]] = []
     words = iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
@@ -64,8 +64,8 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
             value = next(words, None)
             if value is None:
                 raise UserError(f"{name} needs a value")
-        found.append((SHORT.get(short) or short.replace("-", "_"), value))
-    return rest, found
+        overrides.append((SHORT.get(short) or short.replace("-", "_"), value))
+    return rest, overrides
 
 
 def gathered(argv: Sequence[str], option: str) -> list[str]:
@@ -100,12 +100,12 @@ def parsed(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 def changes(recipe: Recipe, overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The fields that overrides from the command line set, with their values."""
-    found = parsed(overrides)
+    values = parsed(overrides)
     if isinstance(
-        found.get("model.hidden"), int
+        values.get("model.hidden"), int
     ):  # of a stack, every level; a list says how many levels there are
-        found["model.hidden"] = [found["model.hidden"]] * len(recipe.model.hidden)
-    return found
+        values["model.hidden"] = [values["model.hidden"]] * len(recipe.model.hidden)
+    return values
 
 
 def apply(recipe: Recipe, overrides: Sequence[tuple[str, str]]) -> Recipe:

@@ -93,17 +93,19 @@ class Report:
         from deeprnn.reproduction.study.analysis import results, text
         from deeprnn.reproduction.study.figure import study_figure
         from deeprnn.reproduction.study.plan_file import read_study
-        from deeprnn.reproduction.study.run import check_plan, read_runs, study_ledger
+        from deeprnn.reproduction.study.run import begun, check_plan, read_runs, study_ledger
 
         study, ledger = read_study(self.study), study_ledger(self.study, self.ledger)
         check_plan(study, ledger)
-        found = results(study, read_runs(ledger))
+        outcome = results(study, read_runs(ledger))
         if self.figures:
             path = self.figures / f"study-{study.name}.png"
-            write_atomically(path, study_figure(found))
+            write_atomically(path, study_figure(outcome))
             print(path)
         elif self.json:
-            print(json.dumps(found.to_dict(), indent=1, ensure_ascii=False))
+            print(json.dumps(outcome.to_dict(), indent=1, ensure_ascii=False))
         else:
-            print(text(found))
+            print(text(outcome))
+            if frozen := begun(ledger):
+                print(f"\n{frozen}")
         return 0

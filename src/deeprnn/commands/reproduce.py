@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from deeprnn.reproduction.run import Settings
+    from deeprnn.reproduction.run import Outcome, Settings
 
 
 @dataclass(frozen=True)
@@ -60,29 +60,36 @@ class Reproduce:
 
     def run(self) -> int:
         """Plan, run, and print the table."""
-        from deeprnn.console import console, width
+        from deeprnn.console import console
         from deeprnn.errors import UserError
-        from deeprnn.reproduction import tables
         from deeprnn.reproduction.clean_scores import score_finished
-        from deeprnn.reproduction.compare import compare, comparison_text
+        from deeprnn.reproduction.run import data_of, describe, plan_of, reproduce
+
+        settings = self._settings()
+        if self.clean and not self.fresh:
+            raise UserError("--clean is for --fresh: it needs the parameters of runs, which a ledger has not")
+        if self.study:
+            return self._study(settings)
+        if self.plan:
+            console().print(describe(plan_of(settings), settings))
+            return 0
+        outcome = reproduce(settings, say=lambda text: print(text, flush=True))
+        if self.clean:
+            score_finished(settings.root, settings.ledger, settings.device, data_of)
+        show_tables(settings)
+        return conclude(outcome, ", ".join(outcome.unfinished))
+
+    def _settings(self) -> Settings:
+        """What the runner is told."""
         from deeprnn.reproduction.entries import FOLDER
-        from deeprnn.reproduction.run import (
-            ROOT,
-            Settings,
-            data_of,
-            default_jobs,
-            describe,
-            parse_seeds,
-            plan_of,
-            reproduce,
-        )
+        from deeprnn.reproduction.run import ROOT, Settings, default_jobs, parse_seeds
         from deeprnn.training.session import pick_device
 
         ahead = self.plan and self.device.startswith("cuda")  # the time on a GPU, wherever the plan is shown
         device = self.device if ahead else str(pick_device(self.device))
         jobs = self.jobs if self.jobs is not None else default_jobs(device)
         root = self.runs or (Path("runs/fresh") if self.fresh else ROOT)
-        settings = Settings(
+        return Settings(
             only=self.only,
             extras=self.extras,
             seeds=parse_seeds(self.seeds) if self.seeds else None,
@@ -96,26 +103,6 @@ class Reproduce:
             engine=self.engine,
             address=self.address,
         )
-        if self.clean and not self.fresh:
-            raise UserError("--clean is for --fresh: it needs the parameters of runs, which a ledger has not")
-        if self.study:
-            return self._study(settings)
-        if self.plan:
-            console().print(describe(plan_of(settings), settings))
-            return 0
-        outcome = reproduce(settings, say=lambda text: print(text, flush=True))
-        if self.clean:
-            score_finished(settings.root, settings.ledger, device, data_of)
-        entries = tables.read_ledger(settings.ledger)
-        print("\n" + tables.text_tables(entries, width()))
-        if settings.published is not None:
-            print(f"\nThis rerun beside {settings.published}, mean ± deviation over seeds, test:")
-            print(comparison_text(compare(entries, tables.read_ledger(settings.published))))
-        for name, error in outcome.failed.items():
-            print(f"failed: {name}: {error}")
-        if outcome.unfinished:
-            print(f"not finished: {', '.join(outcome.unfinished)}. The same command goes on with them.")
-        return outcome.status
 
     def _study(self, settings: Settings) -> int:
         """Go on with a study, or show its plan."""
@@ -140,8 +127,26 @@ class Reproduce:
             return 0
         outcome = run_study(study, settings, ledger, say=lambda line: print(line, flush=True))
         print("\n" + text(results(study, read_runs(ledger))))
-        for name, error in outcome.failed.items():
-            print(f"failed: {name}: {error}")
-        if outcome.unfinished:
-            print(f"not finished: {len(outcome.unfinished)} populations. The same command goes on with them.")
-        return outcome.status
+        return conclude(outcome, f"{len(outcome.unfinished)} populations")
+
+
+def show_tables(settings: Settings) -> None:
+    """The ledger's tables, and for a rerun how it compares with what is published."""
+    from deeprnn.console import width
+    from deeprnn.reproduction import tables
+    from deeprnn.reproduction.compare import compare, comparison_text
+
+    entries = tables.read_ledger(settings.ledger)
+    print("\n" + tables.text_tables(entries, width()))
+    if settings.published is not None:
+        print(f"\nThis rerun beside {settings.published}, mean ± deviation over seeds, test:")
+        print(comparison_text(compare(entries, tables.read_ledger(settings.published))))
+
+
+def conclude(outcome: Outcome, unfinished: str) -> int:
+    """What failed, and what is left; the exit status."""
+    for name, error in outcome.failed.items():
+        print(f"failed: {name}: {error}")
+    if outcome.unfinished:
+        print(f"not finished: {unfinished}. The same command goes on with them.")
+    return outcome.status

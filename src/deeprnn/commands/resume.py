@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from deeprnn.commands.arguments import parse
+from deeprnn.commands.arguments import TrackOption, parse
 from deeprnn.commands.recipe_options import parsed, split_overrides, typed_names
 
 
@@ -29,8 +29,8 @@ class Resume:
     """CPU threads; 0: as many as the run began with, which bit-equality needs"""
     ledger: Path | None = None
     """also write the finished run's entry into this folder"""
-    track: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]] = ()
-    """watch the run with tensorboard, mlflow, wandb or trackio; may be given several times"""
+    track: TrackOption = ()
+    """watch the run with another program; may be given several times"""
     quiet: bool = False
     """print nothing but errors"""
     json: bool = False

@@ -14,7 +14,7 @@ from deeprnn.console import console, program, show_rows, styled, two_columns, wi
 from deeprnn.errors import MissingExtra, need
 from deeprnn.model import metrics
 from deeprnn.runs.folder import Run, population
-from deeprnn.runs.summary import summary
+from deeprnn.runs.summary import MARK, summary
 from deeprnn.training import saving
 
 if TYPE_CHECKING:
@@ -96,19 +96,19 @@ class RunView:
     def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
         """One line for the epoch."""
         self.since = (time.perf_counter(), 0)
-        found = [row for row in rows if row is not None]
-        if not found:
+        live = [row for row in rows if row is not None]
+        if not live:
             return
-        first = found[0]
-        mark = " *" if any(row["best"] for row in found) else ""
+        first = live[0]
+        mark = " *" if any(row["best"] for row in live) else ""
         done = [m.finished for m in trainer.schedule.members if m.finished]
         cells = {
-            "train": _join(found, "train"),
-            "valid": _join(found, "valid"),
-            "rate": _join(found, "rate", ".3g"),
-            "norm": _join(found, "grad_norm", ".2f"),
-            "clipped": _join(found, "clipped", ".0%"),
-            "steps/s": f"{sum(r['frames_per_second'] for r in found):,.0f}",
+            "train": _join(live, "train"),
+            "valid": _join(live, "valid"),
+            "rate": _join(live, "rate", ".3g"),
+            "norm": _join(live, "grad_norm", ".2f"),
+            "clipped": _join(live, "clipped", ".0%"),
+            "steps/s": f"{sum(r['frames_per_second'] for r in live):,.0f}",
             "time": clock(first["seconds"]),
         }
         line = "  ".join(f"{cells[name]:>{size}}" for name, size in self._columns().items())
@@ -214,16 +214,21 @@ COLUMNS = ("run", "model", "data", "status", "epoch", "valid", "test", "paper", 
 """what fits eighty characters"""
 
 
-def show_results(found: Sequence[Run], columns: Sequence[str] = COLUMNS) -> None:
+def show_results(runs: Sequence[Run], columns: Sequence[str] = COLUMNS) -> None:
     """Print runs with their results."""
-    rows = []
-    for run in found:
+    rows, notes = [], list[str]()
+    for run in runs:
         row = summary(run)
-        row |= {"run": run.name, "model": row["label"].removesuffix("-RNN"), "epoch": row["best_epoch"]}
+        notes.append("; ".join(row["marks"]))
+        name = f"{run.name} {MARK}" if row["marks"] else run.name
+        row |= {"run": name, "model": row["label"].removesuffix("-RNN"), "epoch": row["best_epoch"]}
         rows.append([_cell(row[name]) for name in columns])
     unknown = ["paper"] if all(cells[columns.index("paper")] == "-" for cells in rows) else []
     spare = [name for name in (*unknown, "metric", "data", "train", "status") if name in columns]
     show_rows(columns, rows, right=("epoch", "train", "valid", "test", "paper"), spare=spare)
+    for told in dict.fromkeys(filter(None, notes)):
+        names = ", ".join(run.name for run, note in zip(runs, notes, strict=True) if note == told)
+        console().print(f"{MARK} {told}: {names}", style="dim")
 
 
 def _cell(value: Any) -> str:
@@ -242,15 +247,15 @@ def write_curves(folder: Path) -> Path | None:
     from deeprnn.files import write_atomically
     from deeprnn.render.curves import comparison_png, curves_png
 
-    found = members(folder)
-    first = found[0].info
+    runs = members(folder)
+    first = runs[0].info
     settings = {"metric": first["metric"], "paper": first.get("paper")}
     title = f"{first['label']} on {first['data']['name']}"
     try:
-        if len(found) == 1:
-            png = curves_png(found[0].metrics(), title=title, **settings)
+        if len(runs) == 1:
+            png = curves_png(runs[0].metrics(), title=title, **settings)
         else:
-            png = comparison_png({r.path.name: r.metrics() for r in found}, title=title, **settings)
+            png = comparison_png({r.path.name: r.metrics() for r in runs}, title=title, **settings)
     except MissingExtra:
         return None
     path = folder / "curves.png"
@@ -261,18 +266,18 @@ def write_curves(folder: Path) -> Path | None:
 def conclusion(folder: Path) -> None:
     """The table, the picture and what to try next."""
     screen = console()
-    found = members(folder)
+    runs = members(folder)
     screen.print()
-    show_results(found, ("run", "model", "epoch", "train", "valid", "test", "paper", "metric"))
-    if len(found) > 1:
-        screen.print(_spread(found))
+    show_results(runs, ("run", "model", "epoch", "train", "valid", "test", "paper", "metric"))
+    if len(runs) > 1:
+        screen.print(_spread(runs))
     picture = write_curves(folder)
     if picture:
         screen.print(f"\nlearning curves: {picture}")
-    own = import_option(found[0].recipe["model"].get("cell", ""))
+    own = import_option(runs[0].recipe["model"].get("cell", ""))
     me, place = program(), f"{shlex.quote(str(folder))} {own}".rstrip()
     root = folder.parent if str(folder.parent) != "runs" else ""
-    part = "" if found[0].recipe["evaluation"].get("test", True) else " --split valid"
+    part = "" if runs[0].recipe["evaluation"].get("test", True) else " --split valid"
     steps = [
         (f"{me} evaluate {place}{part}", "every metric convention"),
         (f"{me} generate {place}", "let it write"),
@@ -281,8 +286,8 @@ def conclusion(folder: Path) -> None:
     screen.print(f"\nnext:\n{two_columns(steps)}", soft_wrap=True)
 
 
-def _spread(found: Sequence[Run]) -> str:
-    values = [v for v in (summary(run)["test"] for run in found) if v is not None]
+def _spread(runs: Sequence[Run]) -> str:
+    values = [v for v in (summary(run)["test"] for run in runs) if v is not None]
     if not values:
         return ""
     mean = sum(values) / len(values)

@@ -27,7 +27,7 @@ class Runs:
         from deeprnn.runs.folder import list_runs
         from deeprnn.runs.summary import summary
 
-        found = []
+        runs = []
         for run in list_runs(self.root):
             try:
                 summary(run)
@@ -43,11 +43,11 @@ class Runs:
                 )
                 console(stderr=True).print(f"left out {run.path}: {reason}")
             else:
-                found.append(run)
+                runs.append(run)
         if self.json:
-            print(json.dumps([summary(run) for run in found]))
-        elif not found:
+            print(json.dumps([summary(run) for run in runs]))
+        elif not runs:
             console().print(f"no runs in {self.root}: `deeprnn demo` makes two, `deeprnn train bach` one")
         else:
-            run_view.show_results(found)
+            run_view.show_results(runs)
         return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeprnn.commands.run_view import clock
-from deeprnn.console import console, program, show_rows, styled, two_columns
+from deeprnn.console import console, fitting, program, show_rows, styled, two_columns
 from deeprnn.errors import need
 from deeprnn.sweeps.space import value_text
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 BARS = "▁▂▃▄▅▆▇█"
-SPARK = 24
-"""characters of a curve"""
+SPARKS = (24, 16, 8)
+"""characters of a curve, the fewer the narrower the terminal is"""
+NUMBERS = ("trial", "valid", "epochs")
+CURVE = "curve"
 REFRESH = 0.5
 
 
-def sparkline(values: Sequence[float], most: int = SPARK) -> str:
+def sparkline(values: Sequence[float], most: int = SPARKS[0]) -> str:
     """A curve in one line; of many values the lowest of each stretch, for scores fall."""
     if not values:
         return ""
@@ -91,13 +93,14 @@ class SweepView:
 
     def _table(self, trials: Sequence[Trial], running: int, seconds: float) -> Any:
         table = need("rich.table", extra="cli").Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        for heading in ("trial", "valid", "epochs", "", *self.spec.space.dimensions):
-            table.add_column(heading, justify="right" if heading in ("trial", "valid", "epochs") else "left")
         scored = sorted(
             (t for t in trials if t.value is not None and t.state != "failed"), key=lambda t: t.value or 0
         )
-        for trial in scored[:SHOWN]:
-            table.add_row(*_cells(trial, self.spec))
+        headings, rows = columns(scored[:SHOWN], self.spec)
+        for heading in headings:
+            table.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
         pace = f", {3600 * self.here / seconds:,.0f} an hour" if self.here and seconds > 1 else ""
         told = (
             f"{_counts(trials) or 'none ended'}, {running} training, of {self.spec.trials}{pace}, "
@@ -112,11 +115,27 @@ def _counts(trials: Sequence[Trial]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
 
-def _cells(trial: Trial, spec: Spec) -> list[str]:
+def columns(trials: Sequence[Trial], spec: Spec) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows that fit the terminal: names and curves become shorter before columns are left out."""
+    names = list(spec.space.dimensions)
+    last = [name.rpartition(".")[2] for name in names]
+    short = last if len({*last}) == len(names) else names
+    for fields, most in ((names, SPARKS[0]), *((short, most) for most in SPARKS)):
+        headings = [*NUMBERS, CURVE, *fields]
+        rows = [_cells(trial, spec, most) for trial in trials]
+        spare = ["epochs", CURVE, *reversed(fields)]
+        kept = fitting(headings, rows, spare, gap=1)
+        if kept == headings:
+            break
+    places = [headings.index(heading) for heading in kept]
+    return kept, [[row[place] for place in places] for row in rows]
+
+
+def _cells(trial: Trial, spec: Spec, most: int) -> list[str]:
     mark = "" if trial.state == "complete" else " …" if trial.state == "running" else f" {trial.state}"
     own = [value_text(trial.point.get(name)) for name in spec.space.dimensions]
     score = "" if trial.value is None else f"{trial.value:.4f}"
-    return [f"{trial.number}{mark}", score, str(len(trial.curve)), sparkline(trial.curve), *own]
+    return [f"{trial.number}{mark}", score, str(len(trial.curve)), sparkline(trial.curve, most), *own]
 
 
 def point_text(trial: Trial) -> str:
@@ -142,8 +161,7 @@ def _show_best(spec: Spec, outcome: Outcome) -> None:
     console().print(f"{len(outcome.trials)} trials: {_counts(outcome.trials) or 'none ended'}")
     ranked = best(outcome.trials, SHOWN)
     if ranked:
-        headings = ["trial", "valid", "epochs", "curve", *spec.space.dimensions]
-        show_rows(headings, [_cells(trial, spec) for trial in ranked], right=("trial", "valid", "epochs"))
+        show_rows(*columns(ranked, spec), right=NUMBERS)
     for trial in [t for t in outcome.trials if t.state == "failed"][:SHOWN]:
         console().print(f"failed: trial {trial.number}: {trial.reason}", style="dim")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from deeprnn import launcher
-from deeprnn.commands.arguments import parse
+from deeprnn.commands.arguments import TrackOption, parse
 from deeprnn.commands.reading import Reading
 from deeprnn.commands.recipe_options import (
     MEANT,
@@ -73,8 +73,8 @@ class Train:
     """CPU threads; 0: the number that is fastest now, which the run then keeps"""
     ledger: Path | None = None
     """also write the finished run's entry into this folder"""
-    track: tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]] = ()
-    """watch the run with tensorboard, mlflow, wandb or trackio; may be given several times"""
+    track: TrackOption = ()
+    """watch the run with another program; may be given several times"""
     sweep: tuple[str, ...] = ()
     """search over these fields instead: optimiser.rate=log:0.001..1 model.hidden=[[100],[200]]"""
     trials: int | None = None
@@ -121,8 +121,8 @@ class Train:
         recipe, data, remarks = resolve(
             self.what, self._model(parsed(overrides)), self.level, parsed(overrides)
         )
-        given = {"seeds": self.seeds, "rates": self.rates, "transpositions": self.transpositions}
-        members = [(name, text) for name, text in given.items() if text]
+        words = {"seeds": self.seeds, "rates": self.rates, "transpositions": self.transpositions}
+        members = [(name, text) for name, text in words.items() if text]
         recipe = _every_stage(apply(recipe, [*overrides, *members]), [name for name, _ in overrides])
         if self.no_test:
             recipe = override(recipe, {"evaluation.test": False})
@@ -183,7 +183,7 @@ def below(out: Path, name: str) -> Path:
     return out / path
 
 
-def _every_stage(recipe: Recipe, given: Sequence[str]) -> Recipe:
+def _every_stage(recipe: Recipe, typed: Sequence[str]) -> Recipe:
     """Limits from the command line hold for the first stage too, unless that is given one of its own.
 
     Of epochs each stage has as many, of minutes each has half: a person who gives five means five.
@@ -193,9 +193,9 @@ def _every_stage(recipe: Recipe, given: Sequence[str]) -> Recipe:
     if not recipe.pretrain.recipe:
         return recipe
     changes: dict[str, object] = {}
-    if "stop.epochs" in given and "pretrain.epochs" not in given:
+    if "stop.epochs" in typed and "pretrain.epochs" not in typed:
         changes["pretrain.epochs"] = recipe.stop.epochs
-    if "stop.minutes" in given and "pretrain.minutes" not in given:
+    if "stop.minutes" in typed and "pretrain.minutes" not in typed:
         changes |= dict.fromkeys(("pretrain.minutes", "stop.minutes"), recipe.stop.minutes / 2)
     return override(recipe, changes)
 

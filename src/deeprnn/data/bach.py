@@ -42,18 +42,18 @@ def load_bach(name: str = "bach", *, grid: Grid | None = None, transpose: bool =
     folder, version = corpus_folder()
     key = f"bach-v{VERSION}-{version}-{grid.steps_per_beat}-{grid.low}-{grid.high}-{int(transpose)}.npz"
     place = cache_folder() / key
-    kept = _read(place)
-    if kept is None:
+    chorales = _read(place)
+    if chorales is None:
         titles, rolls, _ = parse_chorales(folder, grid, transpose, progress=_progress)
-        kept = titles, Songs.pack(rolls, grid.size)
+        chorales = titles, Songs.pack(rolls, grid.size)
         try:
-            _save(place, *kept)
+            _save(place, *chorales)
         except OSError as error:  # the data is there all the same
             advice = "they will be parsed again next time; set DEEPRNN_CACHE to a folder that can be written"
             logging.getLogger("deeprnn").warning(
                 "cannot keep the chorales at %s (%s): %s", place, error, advice
             )
-    return _divide(*kept, name, grid)
+    return _divide(*chorales, name, grid)
 
 
 def corpus_folder() -> tuple[Path, str]:

@@ -85,9 +85,9 @@ def music_chunks(
     rows, pieces = [], []
     for song in order:
         target = _rows_of(songs, song)
-        cut = _cut(len(target), chunk, allowed)
-        pieces += cut
-        rows.append(_padded(target, sum(cut)))
+        pieces_of_song = _cut(len(target), chunk, allowed)
+        pieces += pieces_of_song
+        rows.append(_padded(target, sum(pieces_of_song)))
     column = np.concatenate(rows) if rows else np.zeros(0, np.int32)
     return _plan_of_columns([column], pieces, songs)
 
@@ -143,10 +143,10 @@ def music_evaluation(sequences: Sequence[np.ndarray], *, chunk: int = 200, width
     blocks, pieces = [], []
     for at in range(0, len(order), width):
         group = [_rows_of(songs, song) for song in order[at : at + width]]
-        cut = _cut(len(group[0]), chunk, allowed)
+        lengths = _cut(len(group[0]), chunk, allowed)
         group += [np.zeros(0, np.int32)] * (width - len(group))
-        blocks.append(np.stack([_padded(rows, sum(cut)) for rows in group], 1))
-        pieces += cut
+        blocks.append(np.stack([_padded(rows, sum(lengths)) for rows in group], 1))
+        pieces += lengths
     columns = list(np.concatenate(blocks).T) if blocks else [np.zeros(0, np.int32)]
     return _plan_of_columns(columns, pieces, songs)
 

@@ -94,11 +94,11 @@ def fetch(
         attempt += 1
         try:
             _continue(url, part, progress)
-            if (found := _digest(part)) == sha256:
+            if (digest := _digest(part)) == sha256:
                 part.replace(place)
                 return
             part.unlink()  # wrong bytes: nothing of them is worth keeping
-            reason = f"its sha256 is {found[:16]}…, not {sha256[:16]}…"
+            reason = f"its sha256 is {digest[:16]}…, not {sha256[:16]}…"
         except _TryAgain as error:
             reason = str(error)
             retries = min(RETRIES, RETRIES_OFFLINE) if error.offline else RETRIES

@@ -52,8 +52,8 @@ def import_path(path: Path, options: Options | None = None) -> tuple[MusicData |
         raise UserError(f"minimum={options.minimum} is no count of a symbol: use at least 1")
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"{path} is neither a file nor a folder")
-    found, others = ([path], []) if path.is_file() else files_below(path)
-    paths = [p for p in found if not _is_hidden(p, path)]
+    files, others = ([path], []) if path.is_file() else files_below(path)
+    paths = [p for p in files if not _is_hidden(p, path)]
     if not paths and not others:
         raise UserError(f"{path} holds no files")
     music = _is_music(paths, options.kind)
@@ -61,8 +61,8 @@ def import_path(path: Path, options: Options | None = None) -> tuple[MusicData |
     report.files += [FileReport(_shown(p, path), False, why) for p, why in others if not _is_hidden(p, path)]
     if not items:
         raise UserError(_nothing_accepted(path, report, music))
-    if len(found) > len(paths):
-        report.warnings.append(f"{len(found) - len(paths)} hidden files were left out")
+    if len(files) > len(paths):
+        report.warnings.append(f"{len(files) - len(paths)} hidden files were left out")
     if len(items) == 1 and isinstance(text := items[0].content, str):
         items[0].cut = cut_text(text, ALONE)
     assign(items, report)

@@ -45,16 +45,16 @@ class _Walker:
         if self.peek() != "{":
             kind = _TYPES.get(self.peek(), "number or nothing")
             raise UserError(f"{self.path} holds a {kind}; expected splits {', '.join(SPLITS)}")
-        found: dict[str, Songs] = {}
+        songs: dict[str, Songs] = {}
         for _ in self.items("{", "}"):
             key = self.key()
             if key in SPLITS:
-                found[key] = self.songs(key)
+                songs[key] = self.songs(key)
             else:
                 self.skip(key)
         if self.peek():
             self.fail("nothing more was expected")
-        return found
+        return songs
 
     def songs(self, split: str) -> Songs:
         collector = SongCollector(self.grid, f"{self.path}, {split}", len(self.text))

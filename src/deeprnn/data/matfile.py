@@ -49,7 +49,7 @@ class _Reader:
         self.budget = byte_limit()
 
     def variables(self, data: memoryview) -> dict[str, MatValue]:
-        found: dict[str, MatValue] = {}
+        values: dict[str, MatValue] = {}
         at = 128
         while at + 8 <= len(data):
             kind, body, at = self.element(data, at, padded=False)
@@ -59,8 +59,8 @@ class _Reader:
             if kind != _MATRIX:
                 raise _Damaged(f"a top-level element has type {kind}, not an array")
             name, value = self.matrix(body, depth=0)
-            found[name] = value
-        return found
+            values[name] = value
+        return values
 
     def inflate(self, body: memoryview) -> memoryview:
         stream = zlib.decompressobj()

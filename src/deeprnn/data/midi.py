@@ -91,12 +91,12 @@ def _header(data: bytes, what: str) -> int:
 def _meters(signatures: Iterable[Any], grid: Grid, per_beat: int) -> tuple[Meter, ...]:
     """Where bars begin, from a file's time signatures: four beats each where it has none."""
     steps = grid.steps_per_beat
-    found = [
+    meters = [
         Meter(s.time * steps / per_beat, steps * 4 * s.numerator / s.denominator)
         for s in signatures
         if s.numerator > 0 and s.denominator > 0
     ]
-    return tuple(found) or (Meter(0, 4 * steps),)
+    return tuple(meters) or (Meter(0, 4 * steps),)
 
 
 def _single_tracks(data: bytes) -> list[bytes]:

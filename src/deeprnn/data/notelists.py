@@ -59,10 +59,10 @@ class SongCollector:
 def frame_notes(frame: Any, what: str) -> list[int]:
     """The MIDI numbers of one frame, checked."""
     notes = []
-    given = listed([frame] if frame is None or isinstance(frame, int) else frame, what)
-    if len(given) > MAX_NOTES:
-        raise UserError(f"{what}: a frame lists {len(given):,} notes; MIDI has 128")
-    for note in given:
+    values = listed([frame] if frame is None or isinstance(frame, int) else frame, what)
+    if len(values) > MAX_NOTES:
+        raise UserError(f"{what}: a frame lists {len(values):,} notes; MIDI has 128")
+    for note in values:
         if note is None or note == -1:
             continue
         if isinstance(note, bool) or not isinstance(note, (int, float)) or note != note // 1:

@@ -28,15 +28,15 @@ def _music(data: MusicData, split: str, most: int) -> list[dict[str, Any]]:
     """The first two bars of some pieces, from their first note on."""
     songs, names = data.splits[split], data.names[split]
     length = BEATS * (data.grid.steps_per_beat if data.grid else 4)
-    found = []
+    openings = []
     for i in _spread(len(songs), most):
         roll = songs[i]
         sounding = np.flatnonzero(roll.any(axis=1))
         if len(sounding):
             first = int(sounding[0])
             frames = [np.flatnonzero(frame).tolist() for frame in roll[first : first + length]]
-            found.append({"name": PurePath(names[i]).stem, "frames": frames})
-    return found
+            openings.append({"name": PurePath(names[i]).stem, "frames": frames})
+    return openings
 
 
 def _text(data: TextData, split: str, most: int) -> list[dict[str, Any]]:
@@ -48,14 +48,14 @@ def _text(data: TextData, split: str, most: int) -> list[dict[str, Any]]:
     )
     starts = [0, *(int(e) + 1 for e in ends[:-1])]
     lines = [(a, b) for a, b in zip(starts, (*starts[1:], len(stream)), strict=True) if b - a > length // 2]
-    found = []
+    openings = []
     for i in _spread(len(lines), most):
         start, stop = lines[i]
         text = data.decode(stream[start : min(start + length, stop)]).rstrip("\n")
         if data.kind == "char" and stop > start + length and " " in text.strip():
             text = text[: text.rindex(" ") + 1]
-        found.append({"name": text[:40], "text": text})
-    return found
+        openings.append({"name": text[:40], "text": text})
+    return openings
 
 
 def _spread(count: int, most: int) -> Sequence[int]:

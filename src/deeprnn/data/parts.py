@@ -36,9 +36,9 @@ class Item:
 
 def assign(items: Sequence[Item], report: Report) -> None:
     """Splits that names give (train.txt, test/a.mid), where all files have one; else by hash or length."""
-    given = [named_split(item.path) for item in items]
-    if set(given) == set(SPLITS):
-        splits = given
+    by_name = [named_split(item.path) for item in items]
+    if set(by_name) == set(SPLITS):
+        splits = by_name
     else:
         sizes = [len(item.content) for item in items]
         splits = split_all(sizes, [item.digest for item in items], [item.cut is not None for item in items])

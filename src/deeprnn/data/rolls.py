@@ -22,9 +22,9 @@ from deeprnn.files import open_atomically
 
 def load_mat(path: Path, name: str | None = None, grid: Grid | None = None) -> MusicData:
     """A .mat of cell arrays `traindata`, `validdata`, `testdata`, each cell a roll (frames, pitches)."""
-    found = read_mat(path)
-    _require([f"{split}data" for split in SPLITS], found, path)
-    splits = {split: found[f"{split}data"] for split in SPLITS}
+    variables = read_mat(path)
+    _require([f"{split}data" for split in SPLITS], variables, path)
+    splits = {split: variables[f"{split}data"] for split in SPLITS}
     for split, songs in splits.items():
         if not isinstance(songs, list) or not all(isinstance(song, np.ndarray) for song in songs):
             raise UserError(f"{path}: {split}data is not a cell array of rolls (the TCN layout)")
@@ -51,20 +51,20 @@ def load_json(path: Path, name: str | None = None, grid: Grid | None = None) -> 
 
 def load_npz(path: Path, name: str | None = None, grid: Grid | None = None) -> MusicData | TextData:
     """A .npz as `save_npz` writes, or with frames `train` (N, pitches) and `train_len` for each split."""
-    found = read_npz(path)
+    arrays = read_npz(path)
     name = name or path.stem
-    if "vocabulary" in found:
-        return _stored_text(name, found, path)
-    grid = grid or _stored_grid(found, path)
-    if f"{SPLITS[0]}_packed" in found:
-        _require([f"{split}_packed" for split in SPLITS], found, path)
-        data = MusicData(name, {split: _stored_songs(found, split, path, grid) for split in SPLITS}, grid)
+    if "vocabulary" in arrays:
+        return _stored_text(name, arrays, path)
+    grid = grid or _stored_grid(arrays, path)
+    if f"{SPLITS[0]}_packed" in arrays:
+        _require([f"{split}_packed" for split in SPLITS], arrays, path)
+        data = MusicData(name, {split: _stored_songs(arrays, split, path, grid) for split in SPLITS}, grid)
     else:
-        _require(list(SPLITS), found, path)
-        rolls = {split: _cut(_table(found, split, path), found, split, path) for split in SPLITS}
+        _require(list(SPLITS), arrays, path)
+        rolls = {split: _cut(_table(arrays, split, path), arrays, split, path) for split in SPLITS}
         data = from_rolls(name, rolls, path, grid)
     for split in SPLITS:
-        titles = [str(title) for title in found.get(f"{split}_names", np.array([])).ravel()]
+        titles = [str(title) for title in arrays.get(f"{split}_names", np.array([])).ravel()]
         if len(titles) == len(data.splits[split]):
             data.names[split] = titles
     return data
@@ -120,10 +120,10 @@ def _text_key(key: object) -> str:
     return key.decode("latin-1") if isinstance(key, bytes) else str(key)
 
 
-def _require(keys: list[str], found: Mapping[str, object], path: Path) -> None:
-    missing = [key for key in keys if key not in found]
+def _require(keys: list[str], variables: Mapping[str, object], path: Path) -> None:
+    missing = [key for key in keys if key not in variables]
     if missing:
-        listed = ", ".join(list(found)[:12]) or "nothing"
+        listed = ", ".join(list(variables)[:12]) or "nothing"
         raise UserError(f"{path} lacks {', '.join(missing)}; it holds {listed}")
 
 
@@ -133,8 +133,8 @@ def _numbers(array: np.ndarray, path: Path) -> np.ndarray:
     return array
 
 
-def _table(found: Mapping[str, np.ndarray], key: str, path: Path) -> np.ndarray:
-    table = found[key]
+def _table(arrays: Mapping[str, np.ndarray], key: str, path: Path) -> np.ndarray:
+    table = arrays[key]
     if (
         table.ndim != 2
         or table.dtype.kind not in "iubf"
@@ -149,24 +149,24 @@ def _check_width(width: int, path: Path, grid: Grid | None) -> None:
         raise UserError(f"{path}: frames have {width} pitches; expected {grid.size if grid else '1 to 128'}")
 
 
-def _stored_grid(found: Mapping[str, np.ndarray], path: Path) -> Grid | None:
-    if "grid" not in found:
+def _stored_grid(arrays: Mapping[str, np.ndarray], path: Path) -> Grid | None:
+    if "grid" not in arrays:
         return None
     try:
-        return Grid(*(int(v) for v in _numbers(found["grid"], path).ravel()[:3]))
+        return Grid(*(int(v) for v in _numbers(arrays["grid"], path).ravel()[:3]))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _stored_songs(found: Mapping[str, np.ndarray], split: str, path: Path, grid: Grid | None) -> Songs:
+def _stored_songs(arrays: Mapping[str, np.ndarray], split: str, path: Path, grid: Grid | None) -> Songs:
     """Packed frames as they stand; unpacking them would take eight times the memory."""
-    packed = _table(found, f"{split}_packed", path)
-    value = found.get("pitches", np.array(8 * packed.shape[1]))
+    packed = _table(arrays, f"{split}_packed", path)
+    value = arrays.get("pitches", np.array(8 * packed.shape[1]))
     pitches = int(value.ravel()[0]) if value.size and value.dtype.kind in "iu" else 0
     if packed.shape[1] != (pitches + 7) // 8:
         raise UserError(f"{path}: pitches={pitches} does not fit frames of {8 * packed.shape[1]} bits")
     _check_width(pitches, path, grid)
-    lengths = _lengths(packed, found, split, path)
+    lengths = _lengths(packed, arrays, split, path)
     check_frames(int(lengths.max(initial=0)), f"{path}, a song of {split}")
     spare = -pitches % 8
     if (packed[:, -1] & ((1 << spare) - 1)).any():
@@ -174,34 +174,34 @@ def _stored_songs(found: Mapping[str, np.ndarray], split: str, path: Path, grid:
     return Songs(packed, lengths, pitches)
 
 
-def _cut(frames: np.ndarray, found: Mapping[str, np.ndarray], split: str, path: Path) -> list[np.ndarray]:
-    lengths = _lengths(frames, found, split, path)
+def _cut(frames: np.ndarray, arrays: Mapping[str, np.ndarray], split: str, path: Path) -> list[np.ndarray]:
+    lengths = _lengths(frames, arrays, split, path)
     return np.split(frames, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-def _lengths(frames: np.ndarray, found: Mapping[str, np.ndarray], split: str, path: Path) -> np.ndarray:
+def _lengths(frames: np.ndarray, arrays: Mapping[str, np.ndarray], split: str, path: Path) -> np.ndarray:
     """The number of frames of each song; together as many as there are."""
-    key = f"{split}_lengths" if f"{split}_lengths" in found else f"{split}_len"
-    _require([key], found, path)
-    check_songs(found[key].size, f"{path}, {split}")
-    lengths = _numbers(found[key], path).ravel().astype(np.int64)
+    key = f"{split}_lengths" if f"{split}_lengths" in arrays else f"{split}_len"
+    _require([key], arrays, path)
+    check_songs(arrays[key].size, f"{path}, {split}")
+    lengths = _numbers(arrays[key], path).ravel().astype(np.int64)
     total = sum(lengths.tolist())  # in Python's integers: numpy's would wrap around to any number wanted
     if (lengths < 0).any() or total != len(frames):
         raise UserError(f"{path}: {key} sums to {total:,}, but there are {len(frames):,} frames")
     return lengths
 
 
-def _stored_text(name: str, found: Mapping[str, np.ndarray], path: Path) -> TextData:
-    _require([*SPLITS, "kind"], found, path)
-    vocabulary = [str(symbol) for symbol in found["vocabulary"].ravel()]
-    kind = str(found["kind"])
-    if kind not in ("char", "word") or found["vocabulary"].dtype.kind != "U":
-        raise UserError(f"{path}: kind={kind!r} with a vocabulary of {found['vocabulary'].dtype} is no text")
+def _stored_text(name: str, arrays: Mapping[str, np.ndarray], path: Path) -> TextData:
+    _require([*SPLITS, "kind"], arrays, path)
+    vocabulary = [str(symbol) for symbol in arrays["vocabulary"].ravel()]
+    kind = str(arrays["kind"])
+    if kind not in ("char", "word") or arrays["vocabulary"].dtype.kind != "U":
+        raise UserError(f"{path}: kind={kind!r} with a vocabulary of {arrays['vocabulary'].dtype} is no text")
     for split in SPLITS:
-        ids = _numbers(found[split], path)
+        ids = _numbers(arrays[split], path)
         if ids.ndim != 1 or (ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(vocabulary)):
             raise UserError(f"{path}: {split} holds ids outside the vocabulary of {len(vocabulary)}")
-    return TextData(name, kind, {split: found[split].copy() for split in SPLITS}, vocabulary)
+    return TextData(name, kind, {split: arrays[split].copy() for split in SPLITS}, vocabulary)
 
 
 READERS: dict[str, Callable[..., MusicData | TextData]] = {

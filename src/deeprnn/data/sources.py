@@ -92,8 +92,8 @@ def cache_folder() -> Path:
 
 def data_folders() -> tuple[Path, ...]:
     """Where sets are looked for, in order: $DEEPRNN_DATA, then the cache folder."""
-    given = os.environ.get("DEEPRNN_DATA")
-    return ((Path(given).expanduser(),) if given else ()) + (cache_folder(),)
+    folder = os.environ.get("DEEPRNN_DATA")
+    return ((Path(folder).expanduser(),) if folder else ()) + (cache_folder(),)
 
 
 def source(name: str) -> Source:
@@ -115,8 +115,8 @@ def find_file(file: RemoteFile) -> Path | None:
 def find(name: str) -> tuple[Path, ...]:
     """The files of a set, or an error that says what is expected where and how to get it."""
     wanted = source(name)
-    found = [find_file(file) for file in wanted.files]
-    missing = [file for file, place in zip(wanted.files, found, strict=True) if place is None]
+    places_of_files = [find_file(file) for file in wanted.files]
+    missing = [file for file, place in zip(wanted.files, places_of_files, strict=True) if place is None]
     if missing:
         places = " or ".join(str(folder / missing[0].path) for folder in data_folders())
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
@@ -124,7 +124,7 @@ def find(name: str) -> tuple[Path, ...]:
             f"data set {name!r} was not found: expected {places}{more}. Download it with "
             f"`deeprnn data get {name}`, or point DEEPRNN_DATA at a folder that holds {missing[0].path}"
         )
-    return tuple(place for place in found if place is not None)
+    return tuple(place for place in places_of_files if place is not None)
 
 
 def sha256_of(path: Path) -> str:

@@ -79,8 +79,8 @@ def _fill_empty(splits: list[str | None], sizes: Sequence[int]) -> None:
 def named_split(path: str) -> str | None:
     """The split that a path spells, in a folder or in the file's name; None for none or several."""
     words = [word for part in Path(path).parts for word in re.split(r"[._\- ]", part.lower())]
-    found = {_WORDS[word] for word in words if word in _WORDS}
-    return found.pop() if len(found) == 1 else None
+    spelt = {_WORDS[word] for word in words if word in _WORDS}
+    return spelt.pop() if len(spelt) == 1 else None
 
 
 def duplicates_across_splits(data: MusicData) -> list[tuple[str, str]]:

@@ -20,7 +20,6 @@ UNKNOWN, END = "<unk>", "<eos>"
 BLOCK = 1 << 18
 """Characters of a block."""
 
-_CODE_POINTS = 0x110000
 _TYPE_BYTES = 300  # what a distinct word takes: itself, its count and its place in the vocabulary
 _WHITE_SPACE = re.compile(r"\s")
 
@@ -115,22 +114,21 @@ def build_vocabulary(
     `<unk>` is added where `unknown` asks for it and the text does not already spell it.
     """
     counts = symbols if isinstance(symbols, Counter) else Counter(symbols)
-    kept = sorted(symbol for symbol, count in counts.items() if count >= minimum)
-    kept.sort(key=counts.__getitem__, reverse=True)  # stable: ties stay in order
-    if unknown and UNKNOWN not in kept:
-        kept.append(UNKNOWN)
-    return kept
+    vocabulary = sorted(symbol for symbol, count in counts.items() if count >= minimum)
+    vocabulary.sort(key=counts.__getitem__, reverse=True)  # stable: ties stay in order
+    if unknown and UNKNOWN not in vocabulary:
+        vocabulary.append(UNKNOWN)
+    return vocabulary
 
 
 def encode(symbols: str | Sequence[str], index: Mapping[str, int]) -> np.ndarray:
     """Ids in the smallest integer type; unknown symbols take `<unk>`'s. A string is a stream of characters."""
     unknown = index.get(UNKNOWN, -1)
     if isinstance(symbols, str):  # one table look-up over code points
-        table = np.full(_CODE_POINTS, unknown, np.int32)
-        for symbol, number in index.items():
-            if len(symbol) == 1:
-                table[ord(symbol)] = number
-        ids = table[code_points(symbols)]
+        numbers = {ord(symbol): number for symbol, number in index.items() if len(symbol) == 1}
+        table = np.full(max(numbers, default=0) + 2, unknown, np.int32)
+        table[list(numbers)] = list(numbers.values())
+        ids = table[np.minimum(code_points(symbols), len(table) - 1)]  # the last place is no symbol's
     else:
         ids = np.fromiter((index.get(s, unknown) for s in symbols), np.int32, len(symbols))
     if len(ids) and ids.min() < 0:
@@ -178,11 +176,11 @@ def _counts(text: str, kind: str, name: str) -> Counter[str]:
             words.update(block)
             check_memory(_TYPE_BYTES * len(words), len(text), f"{name}, with {len(words):,} different words,")
         return words
-    totals = np.zeros(_CODE_POINTS, np.int64)
+    characters: Counter[str] = Counter()
     for block in symbol_blocks(text, kind):
-        counts = np.bincount(code_points(str(block)), minlength=1)
-        totals[: len(counts)] += counts
-    return Counter({chr(code): int(totals[code]) for code in np.flatnonzero(totals)})
+        codes, counts = np.unique(code_points(str(block)), return_counts=True)
+        characters.update(dict(zip(map(chr, codes), counts.tolist(), strict=True)))
+    return characters
 
 
 def _missing(data: TextData, part: str, text: str) -> int:

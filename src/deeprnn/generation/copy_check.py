@@ -56,10 +56,10 @@ class Corpus:
         mine, theirs = np.arange(len(sample)), np.arange(len(self._values))
         guess = min(12, high - 1)
         while high - low > 1:
-            found = self._shared(guess, prefix, unshift, mine, theirs)
-            if len(found[0]):
-                low, (mine, theirs) = guess, found
-                best = (guess, *found)
+            shared = self._shared(guess, prefix, unshift, mine, theirs)
+            if len(shared[0]):
+                low, (mine, theirs) = guess, shared
+                best = (guess, *shared)
                 guess = min(2 * low, (low + high) // 2) if high - low > 1 else low
             else:
                 high = guess

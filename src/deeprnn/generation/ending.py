@@ -18,13 +18,14 @@ SHORTEST = 4
 """bars that a piece must have to be given an end; a shorter one is a fragment"""
 
 
-def end_at_cadence(roll: np.ndarray, grid: Grid, given: int = 0) -> tuple[np.ndarray, int]:
-    """The roll (T, K) up to its cadence, the last chord held, and the frame where that begins; `given` are a primer's.
+def end_at_cadence(roll: np.ndarray, grid: Grid, primer: int = 0) -> tuple[np.ndarray, int]:
+    """The roll (T, K) up to its cadence, the last chord held, and the frame where that begins.
 
-    Where no chord of the last quarter gives rest the roll stays as it is, with its own length as the place.
+    The first `primer` frames were given. Where no chord of the last quarter gives rest the roll stays as it is,
+    with its own length as the place.
     """
     beat = grid.steps_per_beat
-    bar, sampled = BAR * beat, len(roll) - given
+    bar, sampled = BAR * beat, len(roll) - primer
     if sampled < SHORTEST * bar:
         return roll, len(roll)
     tonic, _ = key_of(roll, grid)

@@ -85,13 +85,13 @@ def _music_from_run(
     grid = run.grid or Grid(low=21, high=20 + run.spec.output_size)
     steps = grid.steps_per_beat
     wanted = 64 * steps if length is None else length
-    given = 0 if primer is None else len(primer)
+    primed = 0 if primer is None else len(primer)
     model = run.model()
     begin = perf_counter()
     most = run.info.get("data", {}).get("most_notes") if max_notes is None else max_notes
     pieces, probabilities = sample_rolls(model, wanted, primer=primer, max_notes=most, **options)
     seconds = perf_counter() - begin
-    kept = given if options.get("keep_primer", True) else 0
+    kept = primed if options.get("keep_primer", True) else 0
     if ending == "cadence":
         pieces, probabilities = _ended(pieces, probabilities, grid, kept)
     title = f"{run.info.get('label', 'model')} on {run.info.get('data', {}).get('name', 'data')}"
@@ -111,10 +111,10 @@ def _music_from_run(
 
 
 def _ended(
-    pieces: list[np.ndarray], probabilities: list[np.ndarray], grid: Grid, given: int
+    pieces: list[np.ndarray], probabilities: list[np.ndarray], grid: Grid, primer: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Pieces and probabilities up to each one's cadence; a held chord was not drawn and stands at 0 or 1."""
-    ends = [end_at_cadence(piece, grid, given) for piece in pieces]
+    ends = [end_at_cadence(piece, grid, primer) for piece in pieces]
     chances = []
     for (piece, place), p in zip(ends, probabilities, strict=True):
         held = piece[place + 1 :].astype(np.float32)
@@ -137,14 +137,14 @@ def text_from_run(
     check_options(run, options)
     vocabulary = list(run.vocabulary or ())
     wanted = (600 if run.kind == "char" else 120) if length is None else length
-    given = encode_primer(primer or "", vocabulary, run.kind)
+    primer_ids = encode_primer(primer or "", vocabulary, run.kind)
     model = run.model()
     begin = perf_counter()
     steps = stream_symbols(
         model,
         length=wanted,
         count=count,
-        primer=given,
+        primer=primer_ids,
         start=start_symbol(vocabulary),
         avoid=symbol_ids({*avoid, *never(vocabulary, run.kind)}, vocabulary),
         **options,
@@ -156,13 +156,13 @@ def text_from_run(
             ids[:, t] = row
             yield int(row[0])
 
-    for piece in spell(first(), vocabulary, run.kind, after=given):
+    for piece in spell(first(), vocabulary, run.kind, after=primer_ids):
         if show is not None:
             show(piece)
     seconds = perf_counter() - begin
     head = (primer or "") if keep_primer else ""
     return Text(
-        texts=[head + "".join(spell(row, vocabulary, run.kind, after=given)) for row in ids],
+        texts=[head + "".join(spell(row, vocabulary, run.kind, after=primer_ids)) for row in ids],
         ids=list(ids),
         primer=len(head),
         kind=run.kind,
@@ -232,12 +232,12 @@ def stream_music(
     if model.spec.input_size != model.spec.output_size:
         raise UserError("this model's input and output differ in size: it cannot run on its own output")
     check(length, count, seed, temperature)
-    given = np.zeros((0, keys), np.uint8) if primer is None else np.asarray(primer)
-    if given.ndim != 2 or given.shape[1] != keys:
-        raise UserError(f"the primer has the shape {given.shape}, the model plays frames of {keys} notes")
-    given = (given > 0).astype(np.float32)
+    beginning = np.zeros((0, keys), np.uint8) if primer is None else np.asarray(primer)
+    if beginning.ndim != 2 or beginning.shape[1] != keys:
+        raise UserError(f"the primer has the shape {beginning.shape}, the model plays frames of {keys} notes")
+    beginning = (beginning > 0).astype(np.float32)
     # A frame is predicted from the one before it, the first from silence.
-    frames = torch.from_numpy(np.concatenate([np.zeros((1, keys), np.float32), given]))
+    frames = torch.from_numpy(np.concatenate([np.zeros((1, keys), np.float32), beginning]))
     steps = stream(model, frames, length, count, seed, sampler.draws, sampler.pick)
     return ((f.astype(np.uint8), p) for f, p in steps if p is not None)
 

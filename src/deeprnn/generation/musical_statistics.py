@@ -95,22 +95,22 @@ def _durations(roll: np.ndarray) -> np.ndarray:
 
 def _intervals(rolls: Sequence[np.ndarray]) -> np.ndarray:
     """Semitones from every sounding note to the next one above it in its frame."""
-    found = []
+    steps = []
     for roll in rolls:
         frame, pitch = np.nonzero(roll)  # by frame, then by pitch
         same = frame[1:] == frame[:-1]
-        found.append((pitch[1:] - pitch[:-1])[same])
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+        steps.append((pitch[1:] - pitch[:-1])[same])
+    return np.concatenate(steps) if steps else np.zeros(0, np.int64)
 
 
 def _repeats(rolls: Sequence[np.ndarray], steps: int) -> np.ndarray:
     """For each beat but a piece's first at which something sounds: whether its notes are those of the beat before."""
-    found = []
+    repeats = []
     for roll in rolls:
         beats = roll[::steps]
         sounds = beats[1:].any(1)
-        found.append((beats[1:] == beats[:-1]).all(1)[sounds])
-    return np.concatenate(found) if found else np.zeros(0, bool)
+        repeats.append((beats[1:] == beats[:-1]).all(1)[sounds])
+    return np.concatenate(repeats) if repeats else np.zeros(0, bool)
 
 
 def _copied(rolls: Sequence[np.ndarray], training: Corpus, length: int) -> float | None:

@@ -17,13 +17,15 @@ PIECE_BEATS = 8  # how much of a named piece is given when nobody says
 
 
 def run_data(run: Run) -> MusicData | TextData:
-    """The data a run was trained on, read again; a UserError where it is not to be found."""
+    """The data a run may see (a search's: no test part), read again; a UserError where it is not to be found."""
     from deeprnn.data import TextData
+    from deeprnn.training.evaluate import visible
     from deeprnn.training.recipe import Recipe
     from deeprnn.training.session import load_data
 
-    part = Recipe.from_dict(run.recipe).data
-    data = load_data(part)
+    recipe = Recipe.from_dict(run.recipe)
+    part = recipe.data
+    data = visible(load_data(part), recipe.evaluation)
     if isinstance(data, TextData) and data.vocabulary != run.vocabulary:
         raise UserError(f"{part.name} has changed since the run was trained: its vocabulary is another")
     return data

@@ -53,12 +53,12 @@ def check(length: int, count: int, seed: int, temperature: float) -> None:
 
 
 def stream(
-    model: SequenceModel, given: Tensor, length: int, count: int, seed: int, draws: int, pick: Pick
+    model: SequenceModel, primer: Tensor, length: int, count: int, seed: int, draws: int, pick: Pick
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Hear what is given, then choose and hear one's own choice, `length` times."""
     device = next(model.parameters()).device
     step = fastest_step(model)
-    logits, state = _hear(model, given.to(device))
+    logits, state = _hear(model, primer.to(device))
     blocks = [(logits, state)] * -(-count // BLOCK)
     generators = [generator(seed, i) for i in range(len(blocks) * BLOCK)]
     uniform = torch.empty(0)
@@ -78,11 +78,11 @@ def stream(
 
 
 @torch.inference_mode()
-def _hear(model: SequenceModel, given: Tensor) -> tuple[Tensor, State]:
+def _hear(model: SequenceModel, primer: Tensor) -> tuple[Tensor, State]:
     """The state and the logits after the given input, repeated for a block of samples."""
     state = model.initial_state(1)
     logits = torch.empty(0)
-    for part in given.split(PART):
+    for part in primer.split(PART):
         logits, state = model(part.unsqueeze(1), state)
     return logits[-1].repeat(BLOCK, 1), tuple(h.repeat(BLOCK, 1) for h in state)
 
@@ -157,5 +157,5 @@ def _likeliest(weights: np.ndarray, top_k: int | None, top_p: float | None) -> n
 
 def _largest(weights: np.ndarray, count: int) -> np.ndarray:
     count = min(count, len(weights))
-    found = np.argpartition(-weights, count - 1)[:count]
-    return found[np.argsort(-weights[found], kind="stable")]
+    indices = np.argpartition(-weights, count - 1)[:count]
+    return indices[np.argsort(-weights[indices], kind="stable")]

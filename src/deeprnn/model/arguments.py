@@ -33,8 +33,8 @@ def check_settings(
     for kind, settings in ((bool, flags), (int, sizes)):
         for name, value in settings.items():
             if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-                given = f"{type(value).__name__} ({value!r})"
-                raise TypeError(f"{name} should be of type {kind.__name__}, got: {given}")
+                shown = f"{type(value).__name__} ({value!r})"
+                raise TypeError(f"{name} should be of type {kind.__name__}, got: {shown}")
     for name, value in sizes.items():
         if value <= 0:
             raise ValueError(f"{name} must be greater than zero, got {value}")

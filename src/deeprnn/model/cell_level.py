@@ -101,11 +101,11 @@ class CellLevel(nn.Module):
         `masks` hold what the cell draws, by the names draw0, draw1, …; where they are missing it draws for itself.
         """
         drawn = [(masks or {})[f"draw{i}"] for i in range(len(masks or {}))] or None
-        found = unroll_cell(self.cell, self._entered(x, state[0]), state, reset, None, drawn, backend)
-        last = tuple(h[-1] if x.shape[0] else h0 for h, h0 in zip(found.states, state, strict=True))
+        unrolled = unroll_cell(self.cell, self._entered(x, state[0]), state, reset, None, drawn, backend)
+        last = tuple(h[-1] if x.shape[0] else h0 for h, h0 in zip(unrolled.states, state, strict=True))
         if self.cell.output is None:
-            return found.states[0], last
-        y = self.cell.output(*(h.reshape(-1, h.shape[-1]) for h in found.states))
+            return unrolled.states[0], last
+        y = self.cell.output(*(h.reshape(-1, h.shape[-1]) for h in unrolled.states))
         return y.reshape(*x.shape[:2], y.shape[-1]), last
 
     def run_step(

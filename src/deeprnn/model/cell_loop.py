@@ -12,7 +12,7 @@ from torch.func import functional_call
 from deeprnn.backends.protocol import InputProjection, Inputs
 from deeprnn.backends.unrolling import project_and_unroll, unroll, without_autocast
 from deeprnn.cells import draws, plans
-from deeprnn.cells.cell import Cell, handle_of
+from deeprnn.cells.cell import OWN_START, Cell, handle_of, has_own_start
 from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import DrawSpec, Layout, Request
 from deeprnn.errors import UserError
@@ -56,8 +56,11 @@ def unroll_cell(
         plan = plans.plan_of(cell, request, None if tensors is None else dict(tensors))
         key, layout, may_write = plan.key, plan.layout, plan.may_write
         described = None if layout is None else from_text(layout.text)  # one object for all layers alike
-    own_start = reset is not None and type(cell).initial_state is not Cell.initial_state
-    if layout is None or own_start:
+    if layout is not None and reset is not None and has_own_start(cell):
+        if not torch.compiler.is_compiling():
+            plans.log_plain(type(cell).__qualname__, OWN_START)
+        layout = None
+    if layout is None:
         return plain_loop(cell, x, states, reset, tensors, backend, may_write)
     values = [plans.held_tensor(cell, path) if tensors is None else tensors[path] for path in layout.held]
     drawn = draw(layout.draws, x, request.dtype) if drawn is None else drawn
@@ -81,12 +84,12 @@ def draw_specs(cell: Cell, request: Request) -> tuple[DrawSpec, ...]:
 
 def draw(specs: Sequence[DrawSpec], x: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Fresh random numbers for a sequence x (T, B, …)."""
-    found = []
+    draws = []
     for kind, shape, per_sequence in specs:
         size = (*x.shape[1 if per_sequence else 0 : 2], *shape)
         sample = torch.rand if kind == "uniform" else torch.randn
-        found.append(sample(size, dtype=dtype, device=x.device))
-    return found
+        draws.append(sample(size, dtype=dtype, device=x.device))
+    return draws
 
 
 def _guard(cell: Cell) -> None:
@@ -156,21 +159,21 @@ def _parts(layout: Layout, states: Sequence[Tensor]) -> list[Tensor]:
 
 def _whole(layout: Layout, parts: Sequence[Tensor], count: int) -> list[Tensor]:
     """The cell's own states from those of the description."""
-    found = []
+    states = []
     for state in range(count):
         own = [(places, y) for (k, places), y in zip(layout.parts, parts, strict=True) if k == state]
         if own[0][0] is None:
-            found.append(own[0][1])
+            states.append(own[0][1])
             continue
         order = [place for places, _ in own for place in places]  # type: ignore[union-attr]
         back = sorted(range(len(order)), key=order.__getitem__)
         joined = torch.cat([y for _, y in own], -1)
-        found.append(
+        states.append(
             joined
             if back == list(range(len(back)))
             else joined[..., torch.tensor(back, device=joined.device)]
         )
-    return found
+    return states
 
 
 def plain_loop(
@@ -259,12 +262,12 @@ def call_cell(
 
 def _as_states(cell: Cell, new: Any) -> tuple[Tensor, ...]:
     """What a step returned, as a tuple of the right length."""
-    found = tuple(new) if isinstance(new, (tuple, list)) else (new,)
+    states = tuple(new) if isinstance(new, (tuple, list)) else (new,)
     wanted = cell.sizes().states
-    shapes = [tuple(h.shape[1:]) if isinstance(h, Tensor) else type(h).__name__ for h in found]
+    shapes = [tuple(h.shape[1:]) if isinstance(h, Tensor) else type(h).__name__ for h in states]
     if shapes != [(n,) for n in wanted]:
         raise UserError(
             f"{type(cell).__name__}.step must return its {len(wanted)} new state(s), (B, n) with n = "
             f"{', '.join(map(str, wanted))}, got {', '.join(map(str, shapes))} after the batch dimension"
         )
-    return found
+    return states

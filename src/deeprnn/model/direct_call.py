@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from deeprnn.backends.direct import direct
-from deeprnn.backends.wiring import Piece, Wiring
+from deeprnn.backends.direct import direct, may_be_direct
+from deeprnn.backends.transformations import nothing_around
+from deeprnn.backends.unrolling import autocasts
+from deeprnn.backends.wiring import Piece, Wiring, projection_wiring
 from deeprnn.cells import plans
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.description import from_text
 from deeprnn.cells.plans import Plan
 from deeprnn.model.operator_specs import PlusSpec
+from deeprnn.model.overrides import refresh_weights
 from deeprnn.model.transition import cell_of
 
 WIRED = "_wired"
@@ -44,15 +47,16 @@ def call_directly(
     """
     if wired.wiring is None or input.dim() != 3:
         return None
-    own = layer.__dict__[
-        "_parameters"
-    ]  # read at every call; what hooks or replicas put elsewhere is not found
-    parameters = [own.get(name) for name in wired.names]
     x = input.transpose(0, 1) if batch_first else input
-    found = direct(wired.wiring, x, states, parameters, backend)
-    if found is None or not batch_first:
-        return found
-    return found[0].transpose(0, 1), found[1]
+    if x.shape[0] == 1 and x.device.type == "cpu":  # `single_step` serves it
+        return None
+    # Read at every call; what hooks or replicas put elsewhere does not count.
+    own = layer.__dict__["_parameters"]
+    parameters = [own.get(name) for name in wired.names]
+    results = direct(wired.wiring, x, states, parameters, backend)
+    if results is None or not batch_first:
+        return results
+    return results[0].transpose(0, 1), results[1]
 
 
 def transition_wiring(spec: PlusSpec) -> Wiring | None:
@@ -102,16 +106,46 @@ def cell_wiring(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Wiring | None:
     return Wiring(cell, tuple(shapes), tuple(U), tuple(matrices), tuple(biases), tuple(v[0] for v in vectors))
 
 
+def call_cell_directly(
+    cell: Cell, input: Any, states: Sequence[Any] | None, batch_first: bool, backend: str
+) -> tuple[Tensor, list[Tensor]] | None:
+    """As `call_directly`, of a user's cell on a CPU: what its step computes of parameters alone is computed before."""
+    if not may_be_direct(input) or input.dim() != 3 or input.device.type != "cpu" or not nothing_around():
+        return None
+    x = input.transpose(0, 1) if batch_first else input
+    if x.shape[0] == 1 or (states is None and type(cell).initial_state is not Cell.initial_state):
+        return None
+    refresh_weights(cell)  # `step` is read, the cell itself not called
+    plan = plans.plan_of(cell, plans.Request(x.dtype, x.dtype, "cpu"))
+    layout = plan.layout
+    if layout is None or layout.enters != "x" or layout.masks or layout.draws or any(layout.needed):
+        return None
+    if layout.parts != tuple((k, None) for k in range(len(layout.parts))) or autocasts("cpu"):
+        return None
+    held = [plans.held_tensor(cell, path) for path in layout.held]
+    results = list(getattr(plans.GRAPHS, f"{plan.key}/fixed")(*held))
+    ends = [0, *accumulate(layout.counts)]
+    matrices, vectors, U, b = (results[i:j] for i, j in pairwise(ends))
+    heights = tuple([u.shape[0] for u in U])
+    if len(b) > len(U) + 1:
+        return None
+    wiring = projection_wiring(from_text(layout.text), heights, len(b), x.shape[-1])
+    outcome = direct(wiring, x, states, [*U, *b, *matrices, *vectors], backend)
+    if outcome is None or not batch_first:
+        return outcome
+    return outcome[0].transpose(0, 1), outcome[1]
+
+
 def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | None:
     """What a graph returns: the number of a matrix, or the pieces that are added up in a vector. None: something else.
 
     It may slice vectors, add them, and join them.
     """
-    aten, known, given = torch.ops.aten, {}, iter(range(len(shapes)))
+    aten, known, numbers = torch.ops.aten, {}, iter(range(len(shapes)))
     for node in graph.nodes:
         args = node.args
         if node.op == "placeholder":
-            i = next(given)
+            i = next(numbers)
             known[node] = i if len(shapes[i]) == 2 else [Piece(i, 0, *shapes[i])]
         elif node.op == "output":
             return [known[value] for value in args[0]]
@@ -133,12 +167,12 @@ def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | N
 
 
 def _sliced(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
-    found = []
+    slices = []
     for p in pieces:
         first, last = max(p.column, start), min(p.column + p.count, end)
         if first < last:
-            found.append(Piece(p.parameter, p.start + first - p.column, last - first, first - start))
-    return found
+            slices.append(Piece(p.parameter, p.start + first - p.column, last - first, first - start))
+    return slices
 
 
 def wired_cell(cell: Cell, tensors: dict[str, Tensor], names: Sequence[str], x: Tensor) -> Wired:

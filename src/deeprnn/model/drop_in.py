@@ -107,16 +107,18 @@ class DropIn(RecurrentBase, Generic[S]):
         self, index: int, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
     ) -> Unrolled:
         """One cell over a sequence, with this layer's parameters."""
-        found = unroll_cell(self._cells[index], x, states, reset, self._tensors(index), backend=self.backend)
-        return Unrolled(found.states[0], found.states, [*found.states, *found.others])
+        unrolled = unroll_cell(
+            self._cells[index], x, states, reset, self._tensors(index), backend=self.backend
+        )
+        return Unrolled(unrolled.states[0], unrolled.states, [*unrolled.states, *unrolled.others])
 
     def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One call of a cell, with this layer's parameters."""
         if self.torch_cell is not None and x.device.type == "cpu" and x.is_floating_point():
             with without_autocast("cpu"):  # the state keeps its type
                 hx = states[0] if len(states) == 1 else list(states)
-                found = self.torch_cell(x.to(states[0].dtype), hx, *self._tensors(index).values())
-                return (found, [found]) if isinstance(found, Tensor) else (found[0], list(found))
+                result = self.torch_cell(x.to(states[0].dtype), hx, *self._tensors(index).values())
+                return (result, [result]) if isinstance(result, Tensor) else (result[0], list(result))
         new = call_cell(self._cells[index], x, states, self._tensors(index))
         return new[0], new
 
@@ -174,7 +176,9 @@ class DropIn(RecurrentBase, Generic[S]):
         `reset` marks steps before which a new sequence begins, `lengths` says where padded sequences end.
         """
         if reset is None and lengths is None and return_all_states is False:  # torch.fx may give stand-ins
-            done = self._call_directly(input, hx)
+            done = self.one_step(input, hx)
+            if done is None:
+                done = self._call_directly(input, hx)
             if done is not None:
                 return done
         return self.results(input, hx, reset, lengths, return_all_states)
@@ -198,10 +202,10 @@ class DropIn(RecurrentBase, Generic[S]):
                 return None
             wired = self.__dict__[WIRED] = wired_cell(cell, self._tensors(0), names, input)
         states = hx if hx is None or isinstance(hx, (tuple, list)) else [hx]
-        found = call_directly(self, wired, input, states, self.batch_first, self.backend)
-        if found is None:
+        results = call_directly(self, wired, input, states, self.batch_first, self.backend)
+        if results is None:
             return None
-        output, last = found
+        output, last = results
         return output, self._as_state(last)
 
     def step(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from deeprnn.backends.choose import choose, why_not
 from deeprnn.backends.registry import PREFERENCE
 from deeprnn.cells.adjoint import adjoint
-from deeprnn.cells.cell import Cell
+from deeprnn.cells.cell import OWN_START, Cell, has_own_start
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Vector
 from deeprnn.cells.expressions import Expression
 from deeprnn.cells.plans import Plan, Request, plan_of
@@ -75,12 +75,12 @@ def entering_parameters(cell: Cell) -> set[str]:
 
 
 def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    found, stack = set(), list(nodes)
+    ancestors, stack = set(), list(nodes)
     while stack:
-        if (node := stack.pop()) not in found:
-            found.add(node)
+        if (node := stack.pop()) not in ancestors:
+            ancestors.add(node)
             stack += node.all_input_nodes
-    return found
+    return ancestors
 
 
 def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
@@ -95,6 +95,8 @@ def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
         lines += _stage(plan.traced.cell, s, names)
     lines += [f"  where {meaning}" for name, meaning in MEANINGS.items() if f"{name}(" in "".join(lines)]
     lines += [*_backward(plan.traced.cell, names), _backend(plan.traced.cell, request, backend)]
+    if has_own_start(cell):
+        lines.append(f"with reset marks: by the plain loop, because {OWN_START}")
     return "\n".join(lines)
 
 

@@ -104,12 +104,12 @@ def _member(h, weight, bias, targets, mask, total, dh, dweight, dbias) -> None:
 
 def _turn(logits: Tensor, targets: Tensor, mask: Tensor, wanted: bool) -> Tensor:
     """The sum of nats of these rows; their logits become the gradient of it, where that is wanted."""
-    at, kept = targets.unsqueeze(1), mask.unsqueeze(1)
+    at, counted = targets.unsqueeze(1), mask.unsqueeze(1)
     logs = torch.log_softmax(logits, dim=1)
-    total = -torch.where(kept, logs.gather(1, at), 0).sum()
+    total = -torch.where(counted, logs.gather(1, at), 0).sum()
     if wanted:
         torch.exp(logs, out=logits).scatter_add_(1, at, torch.full_like(at, -1, dtype=logs.dtype))
-        logits.masked_fill_(~kept, 0)
+        logits.masked_fill_(~counted, 0)
     return total
 
 
@@ -175,8 +175,8 @@ def _plain_gradients(h, weight, bias, targets, mask, g) -> list[Tensor | None]:
     h, weight, bias = h.view_as(h), weight.view_as(weight), None if bias is None else bias.view_as(bias)
     inputs = [x for x in (h, weight, bias) if x is not None and x.requires_grad]
     nats = _plain(h, weight, bias, targets, mask)
-    found = iter(torch.autograd.grad(nats, inputs, g, create_graph=True))
-    return [next(found) if x is not None and x.requires_grad else None for x in (h, weight, bias)]
+    gradients = iter(torch.autograd.grad(nats, inputs, g, create_graph=True))
+    return [next(gradients) if x is not None and x.requires_grad else None for x in (h, weight, bias)]
 
 
 def _map(info, in_dims, h, weight, bias, targets, mask, gradients):

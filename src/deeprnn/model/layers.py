@@ -227,6 +227,13 @@ class DeepRNN(RecurrentBase):
         layers = self._layers(self._levels[index], x, states[0], reset)
         return Unrolled(layers[-1], layers[-1:], layers)
 
+    def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
+        """One step goes to torch, unless levels are dropped out between."""
+        if self.bidirectional or (self.dropout and self.training and self.num_layers > 1):
+            return False
+        weights = max([level.recurrent_weights for level in self._levels])
+        return by_torch(self.backend, weights, x, *states)
+
     def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One step of ⊕."""
         level = self._levels[index]
@@ -263,8 +270,12 @@ class DeepRNN(RecurrentBase):
         """
         if is_symbolic(input):
             return leaf(self, input, hx, return_all_states)
-        if not return_all_states and (done := self._call_directly(input, hx)) is not None:
-            return done
+        if not return_all_states:
+            done = self.one_step(input, hx)
+            if done is None:
+                done = self._call_directly(input, hx)
+            if done is not None:
+                return done
         return self.results(input, hx, None, None, return_all_states)
 
     if TYPE_CHECKING:  # for `nn.Module` a call takes and gives anything; here it is as `forward`

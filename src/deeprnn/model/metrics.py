@@ -22,12 +22,14 @@ class Headline(NamedTuple):
     """in run.json, in tables and on a terminal"""
     words: str
     """where there is room, as on the page"""
+    places: int
+    """decimals that it is printed with"""
 
 
 HEADLINE = {
-    "music": Headline("nats_per_frame", "nats/frame", "nats per frame"),
-    "char": Headline("bpc", "bpc", "bits per character"),
-    "word": Headline("perplexity", "perplexity", "perplexity"),
+    "music": Headline("nats_per_frame", "nats/frame", "nats per frame", 3),
+    "char": Headline("bpc", "bpc", "bits per character", 3),
+    "word": Headline("perplexity", "perplexity", "perplexity", 1),
 }
 """by kind of data"""
 
@@ -67,11 +69,11 @@ def music_metrics(nats: np.ndarray, lengths: Sequence[int]) -> dict[str, float]:
     frames = np.asarray(lengths, np.int64)  # (songs,)
     if nats.shape != (int(frames.sum()),):
         raise ValueError(f"{nats.shape} scores for {int(frames.sum())} frames")
-    kept = frames > 0
-    starts = (np.cumsum(frames) - frames)[kept]
-    per_song = np.add.reduceat(nats, starts) if kept.any() else np.zeros(0)
+    nonempty = frames > 0
+    starts = (np.cumsum(frames) - frames)[nonempty]
+    per_song = np.add.reduceat(nats, starts) if nonempty.any() else np.zeros(0)
     first = nats[starts]
-    means = per_song / frames[kept]
+    means = per_song / frames[nonempty]
     return {
         "nats_per_frame": mean(per_song.sum(), len(nats)),
         "nats_per_frame_sequence_average": mean(means.sum(), len(means)),
@@ -93,10 +95,10 @@ def char_metrics(nats: np.ndarray, ids: np.ndarray, vocabulary: Sequence[str]) -
     if nats.shape != np.shape(ids):
         raise ValueError(f"{nats.shape} scores for {np.shape(ids)} symbols")
     scored = np.arange(len(ids)) > 0
-    kept = scored & ~trailing_spaces(ids, vocabulary)
+    counted = scored & ~trailing_spaces(ids, vocabulary)
     return {
         "bpc": bits(nats[scored].sum(), int(scored.sum())),
-        "bpc_stripped": bits(nats[kept].sum(), int(kept.sum())),
+        "bpc_stripped": bits(nats[counted].sum(), int(counted.sum())),
         "symbols": len(ids),
         "symbols_stripped": len(ids) - int(trailing_spaces(ids, vocabulary).sum()),
     }
@@ -114,12 +116,12 @@ def word_metrics(nats: np.ndarray) -> dict[str, float]:
 
 def trailing_spaces(ids: np.ndarray, vocabulary: Sequence[str]) -> np.ndarray:
     """Where a symbol is a space directly before a newline: (N,) bool."""
-    found = np.zeros(len(ids), bool)
+    trailing = np.zeros(len(ids), bool)
     index = {symbol: i for i, symbol in enumerate(vocabulary)}
     if " " in index and "\n" in index and len(ids) > 1:
         ids = np.asarray(ids)
-        found[:-1] = (ids[:-1] == index[" "]) & (ids[1:] == index["\n"])
-    return found
+        trailing[:-1] = (ids[:-1] == index[" "]) & (ids[1:] == index["\n"])
+    return trailing
 
 
 def summarise(

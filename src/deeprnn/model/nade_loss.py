@@ -180,8 +180,8 @@ def _plain_gradients(y, b, c, W, V, g) -> list[Tensor | None]:
         if W.dim() == 3:  # a population: frames stand between a member and its notes
             W, V = W.unsqueeze(1), V.unsqueeze(1)
         nats = plain_nats(y, b, c, W, V)
-    found = iter(torch.autograd.grad(nats, inputs, g, create_graph=again))
-    return [next(found) if x.requires_grad else None for x in values]
+    gradients = iter(torch.autograd.grad(nats, inputs, g, create_graph=again))
+    return [next(gradients) if x.requires_grad else None for x in values]
 
 
 def _map(op):
@@ -190,8 +190,8 @@ def _map(op):
             x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             for x, dim in zip(inputs, in_dims, strict=True)
         ]
-        found = op(*lead)
-        return found, (0,) * len(found)
+        results = op(*lead)
+        return results, (0,) * len(results)
 
     return rule
 

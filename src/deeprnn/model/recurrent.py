@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from deeprnn.cells.cell import Cell
 from deeprnn.cells.highway import RHN as RHNCell
 from deeprnn.errors import UserError
 from deeprnn.model.cell_loop import call_cell, unroll_cell
+from deeprnn.model.direct_call import call_cell_directly
 from deeprnn.model.explain import explain
 from deeprnn.model.sequence_layer import SequenceLayer, Unrolled
 
@@ -97,7 +99,27 @@ class Recurrent(SequenceLayer):
         which a new sequence begins, `lengths` says where padded sequences end: outputs behind are zero. The third
         result has, for every level and direction, all states and then all other outputs of the cell's stages.
         """
+        if reset is None and lengths is None and return_all_states is False:  # torch.fx may give stand-ins
+            done = self.one_step(input, state)
+            if done is None:
+                done = self._call_directly(input, state)
+            if done is not None:
+                return done
         return self.results(input, state, reset, lengths, return_all_states)
+
+    def _call_directly(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
+        """Output and last states by the short way, None where there is none for this call."""
+        if torch.compiler.is_compiling() or type(self) not in (Recurrent, RHN) or len(self.cells) != 1:
+            return None
+        cell = self.cells[0]
+        if cell.output is not None:
+            return None
+        states = state if state is None or isinstance(state, (tuple, list)) else [state]
+        results = call_cell_directly(cell, input, states, self.batch_first, self.backend)
+        if results is None:
+            return None
+        output, last = results
+        return output, self._as_state(last)
 
     def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """One step, for streaming: x (B, I) or symbols (B,), the state as `forward` takes and gives it."""
@@ -108,13 +130,13 @@ class Recurrent(SequenceLayer):
     ) -> Unrolled:
         """One cell over a sequence."""
         cell = self.cells[index]
-        found = unroll_cell(cell, x, states, reset, backend=self.backend)
-        output = found.states[0]
+        unrolled = unroll_cell(cell, x, states, reset, backend=self.backend)
+        output = unrolled.states[0]
         if cell.output is not None:
-            rows = [h.reshape(-1, h.shape[-1]) for h in found.states]
+            rows = [h.reshape(-1, h.shape[-1]) for h in unrolled.states]
             output = cell.output(*rows)
             output = output.reshape(*x.shape[:2], output.shape[-1])
-        return Unrolled(output, found.states, [*found.states, *found.others])
+        return Unrolled(output, unrolled.states, [*unrolled.states, *unrolled.others])
 
     def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One call of a cell."""
@@ -133,8 +155,9 @@ class Recurrent(SequenceLayer):
         return [torch.stack(h).to(x.device) for h in zip(*each, strict=True)]
 
     def first_weight(self) -> Tensor | None:
-        """The first parameter that has gradients; a replica of `nn.DataParallel` has none in its list."""
-        return next((p for p in self.parameters() if p.is_floating_point()), None)
+        """The first parameter, or buffer, of numbers; a replica of `nn.DataParallel` has none in its list."""
+        held = chain(self.parameters(), self.buffers())
+        return next((t for t in held if t.is_floating_point()), None)
 
     def explain(self) -> str:
         """What is computed before the loop, what in every step, what backward saves, and by which backend.

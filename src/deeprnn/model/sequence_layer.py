@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from deeprnn.backends.single_step import as_sequence
+from deeprnn.backends.transformations import PLAIN
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import check_dtype, check_settings
 from deeprnn.model.overrides import refresh_weights
@@ -91,7 +92,7 @@ class SequenceLayer(Traceable):
         return False
 
     def first_weight(self) -> Tensor | None:
-        """A parameter, for the type and the device of all of them."""
+        """A parameter or buffer, for the type and the device of all of them."""
         raise NotImplementedError
 
     def weights_dtype(self) -> torch.dtype:
@@ -100,6 +101,19 @@ class SequenceLayer(Traceable):
         return torch.get_default_dtype() if weight is None else weight.dtype
 
     # ---- a whole sequence
+
+    def one_step(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
+        """(output, state) of a call of one step that `steps_alone`; None where the call is to go the ordinary way."""
+        if type(input) not in PLAIN or input.dim() != 3 or input.shape[-1] != self.input_size:
+            return None
+        x = input.transpose(0, 1) if self.batch_first else input
+        states = state if isinstance(state, (tuple, list)) else () if state is None else (state,)
+        if x.shape[0] != 1 or not all(type(h) in PLAIN for h in states) or not self.steps_alone(x, states):
+            return None
+        self._check_type(x)
+        y, new = self._step_levels(x[0], self._first_states(state, x, True))
+        output = as_sequence(y)
+        return (output.transpose(0, 1) if self.batch_first else output), self._as_state(new)
 
     def results(
         self, input: Tensor | PackedSequence, state: Any, reset: Tensor | None, lengths: Any, keep: bool
@@ -129,6 +143,10 @@ class SequenceLayer(Traceable):
             x, marks = x.transpose(0, 1), None if marks is None else marks.transpose(0, 1)
         self._check_marks(marks, x)
         ends = self._check_lengths(lengths, x, batched)
+        behind = None
+        if ends is not None:  # nothing of what lies there may reach a result or a gradient, NaN included
+            behind = torch.arange(x.shape[0], device=x.device).unsqueeze(1) >= ends  # (T, B)
+            x = x.masked_fill(behind.view(*behind.shape, *[1] * (x.dim() - 2)), 0)
         first = self._first_states(state, x, batched)
         if marks is None and ends is None and not keep and self.steps_alone(x, first):
             y, new = self._step_levels(x[0], first)
@@ -137,10 +155,8 @@ class SequenceLayer(Traceable):
             result = self._run_levels(x, first, marks, ends, keep)
 
         def arrange(y: Tensor) -> Tensor:
-            if ends is not None:
-                y = y * (torch.arange(y.shape[0], device=y.device).unsqueeze(1) < ends).unsqueeze(-1).to(
-                    y.dtype
-                )
+            if behind is not None:
+                y = y.masked_fill(behind.unsqueeze(-1), 0)
             return y.squeeze(1) if not batched else y.transpose(0, 1) if self.batch_first else y
 
         states = [h if batched else h.squeeze(1) for h in result.states]

@@ -98,12 +98,12 @@ class SequenceModel(Traceable):
 
     def _by_level(self, state: State) -> list[State]:
         """Each level's own states."""
-        found, start = [], 0
+        states, start = [], 0
         for level in self.levels:
             end = start + len(level.state_sizes)
-            found.append(state[start:end])
+            states.append(state[start:end])
             start = end
-        return found
+        return states
 
     def forward(
         self, x: Tensor, state: State | None = None, reset: Tensor | None = None, masks: Masks | None = None

@@ -64,9 +64,9 @@ def unroll_layers(
         return _by_equations(spec, A, h0, weights, reset, state_mask, masks)
     flags = tuple(m is not None for m in masks), state_mask is not None
     cell = _text(spec, *flags) if torch.compiler.is_compiling() else cell_of(spec, *flags)
-    given = [m for m in (state_mask, *masks) if m is not None]
+    present = [m for m in (state_mask, *masks) if m is not None]
     vectors = [1 + softplus(rho) for rho in weights.rho]
-    inputs = Inputs(None, [h0], [*weights.W, *weights.S], vectors, given, reset)
+    inputs = Inputs(None, [h0], [*weights.W, *weights.S], vectors, present, reset)
     if isinstance(projection, InputProjection):
         outputs = project_and_unroll(cell, projection, inputs, backend)
     else:

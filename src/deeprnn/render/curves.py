@@ -67,12 +67,12 @@ def comparison_png(
 
 def series(rows: Rows, key: str) -> tuple[list[float], list[float]]:
     """The epochs at which `key` was written, and its values; rows without it, or not finite, are left out."""
-    found = [
+    points = [
         (float(row.get("epoch", number)), float(row[key]))
         for number, row in enumerate(rows, 1)
         if isinstance(row.get(key), int | float) and abs(row[key]) < float("inf")
     ]
-    return [x for x, _ in found], [y for _, y in found]
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def legend(axes: Axes) -> None:

@@ -110,6 +110,11 @@ def fills(entry: Entry, cell: paper.Cell) -> bool:
     return spec is not None and replace(spec, dropout=Dropout()) == paper.spec(cell.data, cell.model)
 
 
+def places_of(data: str) -> int:
+    """Decimals that results on a data set of the paper are printed with."""
+    return HEADLINE[paper.KINDS[data]].places
+
+
 def model_spec(recipe: Recipe) -> Any:
     """The model that a recipe of a benchmark set describes, None for other data."""
     size = paper.INPUTS.get(recipe.data.name)
@@ -180,7 +185,7 @@ class Verdict:
         test = self.test
         assert self.model is not None
         assert test is not None
-        places = 1 if self.data == "ptb-word" else 3
+        places = places_of(self.data)
         chance = "one seed, no test" if test.p is None else f"p = {test.p:.2g}"
         if self.corrected is not None:
             chance += f", Holm {self.corrected:.2g}"

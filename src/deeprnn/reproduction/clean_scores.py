@@ -21,7 +21,9 @@ from deeprnn.errors import UserError
 from deeprnn.files import write_json
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
+from deeprnn.reproduction.cells import places_of
 from deeprnn.reproduction.entries import Entry, entry_path
+from deeprnn.reproduction.layout import markdown_table
 from deeprnn.reproduction.statistics import plus_minus
 from deeprnn.runs import ledger
 from deeprnn.runs.folder import Run
@@ -164,10 +166,9 @@ def markdown(rows: Sequence[CleanScore], titles: Mapping[str, str]) -> str:
     """A table of cells: the whole beside its parts, means over seeds; a sentence where there is nothing."""
     if not rows:
         return "No trained model has been scored on these parts yet.\n"
-    lines = [
-        "| data | model | seeds | whole | without near-duplicates | left out | new melodies alone | known melodies |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    headings = ("data", "model", "seeds", "whole", "without near-duplicates", "left out", "new melodies alone",
+                "known melodies")  # fmt: skip
+    lines = []
     for cell in paper.CELLS:
         mine = [r for r in rows if (r.data, r.model) == (cell.data, cell.model)]
         if not mine:
@@ -175,10 +176,11 @@ def markdown(rows: Sequence[CleanScore], titles: Mapping[str, str]) -> str:
         values = [
             [getattr(r, name) for r in mine] for name in ("whole", "clean", "new_melody", "known_melody")
         ]
-        places = 1 if cell.kind == "word" else 3
-        whole, clean, new, known = (plus_minus([v for v in row if v is not None], places) for row in values)
+        whole, clean, new, known = (
+            plus_minus([v for v in row if v is not None], places_of(cell.data)) for row in values
+        )
         count, same = mine[0].near_duplicates, mine[0].same_melodies
         unit, songs = ("songs", f" ({same} songs)") if cell.kind == "music" else ("lines", "")
-        lines.append(f"| {titles[cell.data]} | {paper.LABELS[cell.model]} | {len(mine)} | {whole} | {clean} "
-                     f"| {count} {unit} | {new} | {known}{songs} |")  # fmt: skip
-    return "\n".join(lines) + "\n"
+        lines.append((titles[cell.data], paper.LABELS[cell.model], str(len(mine)), whole, clean, f"{count} {unit}",
+                      new, f"{known}{songs}"))  # fmt: skip
+    return markdown_table(headings, lines) + "\n"

@@ -14,8 +14,9 @@ from typing import Any
 
 from deeprnn.model import paper
 from deeprnn.reproduction import statistics
-from deeprnn.reproduction.cells import LEVEL, chosen, fills
+from deeprnn.reproduction.cells import LEVEL, chosen, fills, places_of
 from deeprnn.reproduction.entries import Entry, groups
+from deeprnn.reproduction.layout import aligned
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def comparison_text(compared: Sequence[Compared]) -> str:
         return "nothing to compare: the rerun has no finished cell yet"
     lines = [("cell", "rerun", "published", "difference", "%", "p (Holm)", "verdict")]
     for c in compared:
-        places, gap = (1 if c.cell.kind == "word" else 3), c.difference
+        places, gap = places_of(c.cell.data), c.difference
         share = None if gap is None else 100 * gap / statistics.mean(values(c.published))
         chance_text = "" if c.corrected is None else f"{c.corrected:.2g}"
         lines.append((
@@ -114,10 +115,8 @@ def comparison_text(compared: Sequence[Compared]) -> str:
             "" if gap is None else f"{gap:+.{places}f}", "" if share is None else f"{share:+.1f}", chance_text,
             c.verdict,
         ))  # fmt: skip
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    body = ["  ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     rule = f"(p < {LEVEL:g} after Holm's correction over the cells compared)"
-    return "\n".join([*body, f"{len(compared)} cells: {summary(compared)} {rule}."])
+    return "\n".join([aligned(lines), f"{len(compared)} cells: {summary(compared)} {rule}."])
 
 
 def summary(compared: Sequence[Compared]) -> str:

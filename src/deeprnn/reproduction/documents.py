@@ -31,18 +31,18 @@ class Sources:
 
 
 def _replications(sources: Sources) -> str:
-    found = replications.read_replications(sources.replications)
-    return replications.markdown(found, read_ledger(sources.ledger), tables.TITLES)
+    reruns = replications.read_replications(sources.replications)
+    return replications.markdown(reruns, read_ledger(sources.ledger), tables.TITLES)
 
 
 def _replicated(sources: Sources) -> str:
-    found = replications.read_replications(sources.replications)
-    return replications.sentence(found, read_ledger(sources.ledger))
+    reruns = replications.read_replications(sources.replications)
+    return replications.sentence(reruns, read_ledger(sources.ledger))
 
 
 def _clean(sources: Sources) -> str:
-    found = replications.read_replications(sources.replications)
-    rows = replications.clean_of_cells(found, read_ledger(sources.ledger))
+    reruns = replications.read_replications(sources.replications)
+    rows = replications.clean_of_cells(reruns, read_ledger(sources.ledger))
     return clean_scores.markdown(rows, tables.TITLES)
 
 

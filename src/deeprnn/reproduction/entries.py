@@ -19,6 +19,7 @@ from deeprnn.errors import UserError
 from deeprnn.files import write_new
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.identity import identity
+from deeprnn.runs.summary import is_cut_off, marks
 from deeprnn.training.recipe import Recipe
 
 FOLDER = Path("results/runs")
@@ -80,7 +81,7 @@ class Entry:
     @property
     def cut_off(self) -> bool:
         """Whether time, rather than the recipe's stop rule, ended the run."""
-        return "minutes" in str(self.raw["stopped"])
+        return is_cut_off(self.raw["stopped"])
 
     @property
     def alone(self) -> bool:
@@ -112,8 +113,7 @@ class Entry:
     @property
     def marks(self) -> tuple[str, ...]:
         """What a reader must know wherever this run is shown."""
-        marks = {"cut off by time": self.cut_off, "code with changes in no commit": self.dirty is True}
-        return tuple(text for text, present in marks.items() if present)
+        return marks(self.cut_off, self.dirty is True)
 
     @cached_property
     def identity(self) -> str:

@@ -67,6 +67,6 @@ def without_idle(recipe: Recipe) -> dict[str, Any]:
         own["init"]["rectifier_bias"] = default["init"]["rectifier_bias"]
     read = ("name", "warmup", *SCHEDULES[recipe.schedule.name])
     own["schedule"] |= {k: v for k, v in default["schedule"].items() if k not in read}
-    if recipe.evaluation.streams == 1:  # exact, however many steps are taken at a time
+    if recipe.evaluation.streams == 1:  # exact but for rounding, however many steps are taken at a time
         own["evaluation"] |= {k: default["evaluation"][k] for k in ("chunk", "width")}
     return own

@@ -71,12 +71,12 @@ def loop_of(spec: ModelSpec, rows: int, members: int = 1) -> Loop:
             ]
         except NotScheduled as reason:
             plans, small = [None], str(reason)
-        found = [plan for plan in plans if plan is not None]
-        if len(found) < 2:
+        persistent = [plan for plan in plans if plan is not None]
+        if len(persistent) < 2:
             small, step = small or "its weights do not fit on the chip", step + SMALL_KERNELS
             continue
-        step += sum(plan.cost for plan in found) / CLOCK
-        share = max(share, *(_share(plan, rows * members, Device()) for plan in found))
+        step += sum(plan.cost for plan in persistent) / CLOCK
+        share = max(share, *(_share(plan, rows * members, Device()) for plan in persistent))
     return Loop(step, small, share)
 
 

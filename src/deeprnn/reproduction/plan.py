@@ -244,12 +244,12 @@ def find_member(root: Path, recipe_identity: str, seed: int) -> Path | None:
 
 def finished_members(root: Path) -> dict[tuple[str, int], Path]:
     """The folders of all finished members, by recipe and seed."""
-    found: dict[tuple[str, int], Path] = {}
+    folders: dict[tuple[str, int], Path] = {}
     for path in sorted(root.rglob("run.json")):
         known = _member_at(path.parent, path.stat().st_mtime_ns)
         if known is not None:
-            found.setdefault(known, path.parent)
-    return found
+            folders.setdefault(known, path.parent)
+    return folders
 
 
 @lru_cache(maxsize=4096)

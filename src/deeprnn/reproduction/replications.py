@@ -17,9 +17,11 @@ from typing import Any
 
 from deeprnn.errors import UserError
 from deeprnn.model import paper
+from deeprnn.reproduction.cells import places_of
 from deeprnn.reproduction.clean_scores import FILE, CleanScore, of_entries, read_scores
 from deeprnn.reproduction.compare import Compared, compare, summary, values
 from deeprnn.reproduction.entries import Entry, read_ledger
+from deeprnn.reproduction.layout import markdown_table
 from deeprnn.reproduction.statistics import mean, plus_minus
 
 FOLDER = Path("results/replications")
@@ -59,21 +61,21 @@ def _read(home: Path) -> Replication:
     )
 
 
-def clean_of_cells(found: Sequence[Replication], published: Sequence[Entry]) -> list[CleanScore]:
+def clean_of_cells(reruns: Sequence[Replication], published: Sequence[Entry]) -> list[CleanScore]:
     """All clean scores of runs that stand for a cell."""
-    cells = [(r, c.rerun) for r in found for c in compare(r.entries, published)]
+    cells = [(r, c.rerun) for r in reruns for c in compare(r.entries, published)]
     return [row for r, entries in cells for row in of_entries(r.clean, entries)]
 
 
 # ---- words
 
 
-def markdown(found: Sequence[Replication], published: Sequence[Entry], titles: Mapping[str, str]) -> str:
+def markdown(reruns: Sequence[Replication], published: Sequence[Entry], titles: Mapping[str, str]) -> str:
     """Every cell of every rerun beside the published runs, and what is missing."""
-    if not any(r.entries for r in found):
+    if not any(r.entries for r in reruns):
         return "No rerun has been entered yet.\n"
     out = []
-    for replication in found:
+    for replication in reruns:
         compared = compare(replication.entries, published)
         out.append(
             f"**{replication.name}**: {state(replication, compared)}\n\n{_table(replication, compared, titles)}"
@@ -81,11 +83,11 @@ def markdown(found: Sequence[Replication], published: Sequence[Entry], titles: M
     return "\n\n".join(out) + "\n"
 
 
-def sentence(found: Sequence[Replication], published: Sequence[Entry]) -> str:
+def sentence(reruns: Sequence[Replication], published: Sequence[Entry]) -> str:
     """All reruns in a few words, for the README."""
-    if not any(r.entries for r in found):
+    if not any(r.entries for r in reruns):
         return "No rerun has been entered yet.\n"
-    return "\n".join(f"{r.name}: {state(r, compare(r.entries, published))}" for r in found) + "\n"
+    return "\n".join(f"{r.name}: {state(r, compare(r.entries, published))}" for r in reruns) + "\n"
 
 
 def state(replication: Replication, compared: Sequence[Compared]) -> str:
@@ -117,17 +119,17 @@ def _calls(count: int) -> str:
 
 
 def _table(replication: Replication, compared: Sequence[Compared], titles: Mapping[str, str]) -> str:
-    lines = [
-        "| data | model | paper | published | rerun | difference | p (Holm) | verdict | without near-duplicates |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    headings = ("data", "model", "paper", "published", "rerun", "difference", "p (Holm)", "verdict",
+                "without near-duplicates")  # fmt: skip
+    lines = []
     for c in compared:
-        places = 1 if c.cell.kind == "word" else 3
+        places = places_of(c.cell.data)
         gap = "" if c.difference is None else f"{c.difference:+.{places}f}".replace("-", "−")
         clean = [row.clean for row in of_entries(replication.clean, c.rerun) if row.clean is not None]
-        lines.append(
-            f"| {titles[c.cell.data]} | {paper.LABELS[c.cell.model]} | {c.cell.value:g} "
-            f"| {plus_minus(values(c.published), places)} | {plus_minus(values(c.rerun), places)} | {gap} "
-            f"| {'' if c.corrected is None else f'{c.corrected:.2g}'} | {c.verdict} | {plus_minus(clean, places)} |"
-        )
-    return "\n".join(lines)
+        p = "" if c.corrected is None else f"{c.corrected:.2g}"
+        lines.append((
+            titles[c.cell.data], paper.LABELS[c.cell.model], f"{c.cell.value:g}",
+            plus_minus(values(c.published), places),
+            plus_minus(values(c.rerun), places), gap, p, c.verdict, plus_minus(clean, places),
+        ))  # fmt: skip
+    return markdown_table(headings, lines)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    wait,
-)
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +22,7 @@ from deeprnn.reproduction.job import Place, Say, run_job
 from deeprnn.reproduction.plan import Job, JobPlan, make_plan, spans, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
 from deeprnn.runs.locking import lock_of_the_dead
-from deeprnn.sweeps.engines import ASK, Engine, Lost, Wish, make_engine
+from deeprnn.sweeps.engines import ASK, Board, Engine, Lost, Wish, make_engine
 from deeprnn.training.loop import NonFinite
 from deeprnn.training.recipe import DataPart, Recipe, parse_value
 from deeprnn.training.saving import catch_signals
@@ -41,8 +32,6 @@ TICK = 0.5
 """seconds between two checks of the clock"""
 MOST_SEEDS = 1000
 """of a cell: more is a slip of the keyboard"""
-SWITCH = 2e-4
-"""seconds between turns: a thread that only replays graphs must not wait long for one that computes"""
 
 
 @dataclass(frozen=True)
@@ -192,7 +181,7 @@ def run_plan(
     """Run jobs in the order they are given, each after what it needs."""
     outcome = Outcome() if outcome is None else outcome
     if plan.jobs:
-        with catch_signals() as received, _sharing(settings):
+        with catch_signals() as received:
             _Runner(settings, plan, say, entered, received, outcome).run()
     return outcome
 
@@ -212,57 +201,51 @@ class _Runner:
         self.settings, self.plan, self.entered = settings, plan, entered
         self.received, self.outcome = received, outcome
         self.began = time.monotonic()
-        self.budget_over = threading.Event()
+        self.budget_over = False
         self.lock = threading.Lock()
         self.print = say
         self.waiting = list(plan.jobs)
         self.running: dict[Future[bool], Job] = {}
         self.started: dict[str, float] = {}
-        self.on_ray = settings.engine == "ray"
-        self.processes = settings.jobs > 1 and not settings.device.startswith("cuda") and not self.on_ray
-        self.engine: Engine | None = None
 
     def say(self, text: str) -> None:
         """A line with the seconds since the start."""
         with self.lock:
-            self.print(f"[{time.monotonic() - self.began:6.1f} s] {text}")
+            self.print(_timed(text, self.began))
 
     def run(self) -> None:
         """Until nothing runs and nothing can be started."""
-        with self._engine() as self.engine, self._executor() as pool:
+        s = self.settings
+        with make_engine(s.engine, s.device, s.jobs, s.address) as engine:
             while True:
-                self._check_clock()
-                while not self.received and len(self.running) < self.settings.jobs and (job := self._ready()):
+                self._check_clock(engine)
+                while not self.received and len(self.running) < s.jobs and (job := self._ready()):
                     self.waiting.remove(job)
                     self.say(f"{job.name}: starts, {len(job.recipe.seeds)} seeds")
                     self.started[job.name] = time.monotonic() - self.began
-                    self.running[self._submit(pool, job)] = job
+                    self.running[self._submit(engine, job)] = job
                 if not self.running:
                     break
                 done, _ = wait(self.running, timeout=TICK, return_when=FIRST_COMPLETED)
                 for future in done:
                     self._ended(future, self.running.pop(future))
         self.outcome.unfinished += [job.name for job in self.waiting]
-        self.outcome.over = self.budget_over.is_set()
-        if self.received and not self.budget_over.is_set():
+        self.outcome.over = self.budget_over
+        if self.received and not self.budget_over:
             self.outcome.signal = self.received[0]
 
-    def _check_clock(self) -> None:
+    def _check_clock(self, engine: Engine) -> None:
         budget = self.settings.budget
-        if budget and not self.received and time.monotonic() - self.began >= 60 * budget:
+        over = bool(budget) and not self.received and time.monotonic() - self.began >= 60 * budget
+        if over:
             self.say(f"the budget of {budget:g} minutes is over: saving what runs")
-            self.budget_over.set()
-            self.received.append(int(signal.SIGTERM))
-        if self.received and self.on_ray and self.engine is not None:
+            self.budget_over = True
+        if over or self.received:  # why it is comes before the wish itself, which a thread sees at once
+            recorded = self.budget_over and self.settings.record_cut_off
             with suppress(Lost):  # then the jobs are lost too, and say so
-                self.engine.board.interrupt(self._why_stopped())
-        if self.received and self.processes:
-            _STOP.budget.value = self.budget_over.is_set()
-            _STOP.event.set()
-
-    def _why_stopped(self) -> str:
-        """The budget's words, where it was the budget and what it cuts off is recorded."""
-        return _cut(self.settings) if self.budget_over.is_set() and self.settings.record_cut_off else ""
+                engine.board.interrupt(f"cut off when {budget:g} minutes had passed" if recorded else "")
+        if over:
+            self.received.append(int(signal.SIGTERM))
 
     def _ready(self) -> Job | None:
         lost = [job for job in self.plan.jobs if job.name in self.outcome.failed]
@@ -271,7 +254,8 @@ class _Runner:
     def _ended(self, future: Future[bool], job: Job) -> None:
         error = future.exception()
         if error is not None:  # one job's failure costs the others nothing
-            told = str(error) if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+            plain = isinstance(error, UserError | Lost)
+            told = str(error) if plain else "".join(traceback.format_exception(error))
             self.outcome.failed[job.name] = told.strip()
             if isinstance(error, NonFinite):
                 self.outcome.diverged.append(job.name)
@@ -285,54 +269,45 @@ class _Runner:
         self.outcome.spans.append(Span(job.name, round(self.started[job.name], 1), round(ended, 1), finished))
         self.entered()
 
-    def _engine(self) -> Any:
-        if not self.on_ray:
-            return nullcontext()
-        s = self.settings
-        return make_engine("ray", s.device, s.jobs, s.address)
-
-    def _executor(self) -> Executor:
-        if not self.processes:
-            return ThreadPoolExecutor(self.settings.jobs, thread_name_prefix="job")
-        _STOP.make()
-        threads = max(1, (os.cpu_count() or 1) // self.settings.jobs)
-        return ProcessPoolExecutor(
-            self.settings.jobs,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_enter_process,
-            initargs=(_STOP.event, _STOP.budget, threads),
-        )
-
-    def _submit(self, pool: Executor, job: Job) -> Future[bool]:
-        s = self.settings
+    def _submit(self, engine: Engine, job: Job) -> Future[bool]:
+        """Threads speak and hear through this process; a process or another machine can only print and ask."""
+        s, say, received = self.settings, partial(_print_timed, began=self.began), None
+        if s.engine == "ray":
+            s, say = replace(s, root=s.root.absolute(), ledger=s.ledger.absolute()), print
+        elif isinstance(engine.board, Board):
+            say, received = self.say, self.received
         folder = s.root / job.folder_name
-        if self.engine is not None:
-            paths = replace(s, root=s.root.absolute(), ledger=s.ledger.absolute())
-            folder = paths.root / job.folder_name
-            return self.engine.submit(_on_cluster, job.name, job.recipe, job.stage, folder, paths)
-        if self.processes:
-            return pool.submit(_in_process, job.name, job.recipe, job.stage, folder, s, self.began)
-        place = Place(s.root, s.ledger, s.device, self.received, self._why_stopped)
-        return pool.submit(_in_thread, job.name, job.recipe, job.stage, folder, place, self.say)
+        return engine.submit(_train, job.name, job.recipe, job.stage, folder, s, say, received)
 
 
-def _on_cluster(
-    board: Any, device: str, name: str, recipe: Recipe, stage: Recipe | None, folder: Path, settings: Settings
+def _train(
+    board: Any,
+    device: str,
+    name: str,
+    recipe: Recipe,
+    stage: Recipe | None,
+    folder: Path,
+    settings: Settings,
+    say: Say,
+    received: Sequence[int] | None,
 ) -> bool:
-    """A job as an engine's work; a later attempt goes on from what an earlier one saved."""
-    received = Wish(board.interrupted, ASK)
-    with lock_of_the_dead(folder, received):
-        pass  # the job itself would not wait for the worker of an attempt that died
-    place = Place(settings.root, settings.ledger, device, received, board.why)
-    return _in_thread(name, recipe, stage, folder, place, print)
-
-
-def _cut(settings: Settings) -> str:
-    return f"cut off when {settings.budget:g} minutes had passed"
-
-
-def _in_thread(name: str, recipe: Recipe, stage: Recipe | None, folder: Path, place: Place, say: Say) -> bool:
+    """A job as an engine's work; on a cluster a later attempt goes on from what an earlier one saved."""
+    if received is None:
+        received = Wish(board.interrupted, ASK)
+    if settings.engine == "ray":
+        with lock_of_the_dead(folder, received):
+            pass  # the job itself would not wait for the worker of an attempt that died
+    place = Place(settings.root, settings.ledger, settings.device, received, board.why)
     return run_job(name, recipe, stage, folder, data_of(recipe.data), place, say)
+
+
+def _timed(text: str, began: float) -> str:
+    return f"[{time.monotonic() - began:6.1f} s] {text}"
+
+
+def _print_timed(text: str, began: float) -> None:
+    sys.stdout.write(_timed(text, began) + "\n")  # at once: lines of several processes do not mix
+    sys.stdout.flush()
 
 
 _LOADING = threading.Lock()
@@ -349,64 +324,3 @@ def _load(part: DataPart) -> Any:
     from deeprnn.training.session import load_data
 
     return load_data(part)
-
-
-@contextmanager
-def _sharing(settings: Settings) -> Iterator[None]:
-    """Let threads share a GPU by quick turns between them."""
-    if not settings.device.startswith("cuda"):
-        yield
-        return
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-# ---- processes, for the CPU
-
-
-class _Stop:
-    """The wish to stop, shared with worker processes."""
-
-    event: Any = None
-    budget: Any = None
-
-    def make(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.event, self.budget = context.Event(), context.Value("b", False)
-
-
-_STOP = _Stop()
-
-
-class _Received(Sequence[int]):
-    """A process's view of the wish to stop, as `RunSaver` reads it."""
-
-    def __len__(self) -> int:
-        return int(_STOP.event.is_set())
-
-    def __getitem__(self, index: Any) -> Any:
-        return int(signal.SIGTERM)
-
-
-def _enter_process(event: Any, budget: Any, threads: int) -> None:
-    import torch
-
-    _STOP.event, _STOP.budget = event, budget
-    torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and sets the event
-
-
-def _in_process(
-    name: str, recipe: Recipe, stage: Recipe | None, folder: Path, settings: Settings, began: float
-) -> bool:
-    def say(text: str) -> None:
-        sys.stdout.write(f"[{time.monotonic() - began:6.1f} s] {text}\n")
-        sys.stdout.flush()
-
-    why = lambda: _cut(settings) if _STOP.budget.value and settings.record_cut_off else ""  # noqa: E731
-    place = Place(settings.root, settings.ledger, settings.device, _Received(), why)
-    return _in_thread(name, recipe, stage, folder, place, say)

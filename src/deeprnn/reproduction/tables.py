@@ -13,10 +13,12 @@ from textwrap import fill
 
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
-from deeprnn.reproduction.cells import Row, Verdict, rows, verdicts
+from deeprnn.reproduction.cells import Row, Verdict, places_of, rows, verdicts
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.extras import extra_rows
-from deeprnn.reproduction.statistics import deviation, mean
+from deeprnn.reproduction.layout import aligned, markdown_table
+from deeprnn.reproduction.statistics import plus_minus
+from deeprnn.runs.summary import MARK
 
 __all__ = ["FOLDER", "TITLES", "markdown", "read_ledger", "rows", "text_tables"]
 
@@ -27,15 +29,8 @@ CAPTIONS = {
     3: "Table 3, Penn Treebank: bits per character and perplexity, test",
 }
 NONE = "—"
-MARK = "†"
-"""after a number that has runs cut off by time, or of code with changes in no commit"""
 TWICE = (("train", 201, "valid", 3), ("train", 267, "test", 99))
 """songs of Nottingham that stand in two splits, counted from 0; a test finds them in the data"""
-
-
-def digits(row: Row) -> int:
-    """Decimals that a metric is printed with."""
-    return 1 if row.cell.kind == "word" else 3
 
 
 def number(value: float | None, places: int) -> str:
@@ -45,14 +40,12 @@ def number(value: float | None, places: int) -> str:
 
 def printed(row: Row) -> str:
     """The paper's value with the decimals the paper gives."""
-    return f"{row.cell.value:.{2 if row.cell.model == 'dots-star' else digits(row)}f}"
+    return f"{row.cell.value:.{2 if row.cell.model == 'dots-star' else places_of(row.cell.data)}f}"
 
 
 def measured(row: Row) -> str:
     """Mean ± deviation, or a dash."""
-    places = digits(row)
-    spread = "" if row.sd is None else f" ± {row.sd:.{places}f}"
-    return number(row.ours, places) + spread + MARK * bool(row.marks)
+    return plus_minus(row.values, places_of(row.cell.data)) + MARK * bool(row.marks)
 
 
 def percent(value: float | None) -> str:
@@ -109,15 +102,14 @@ def _notes(which: int) -> str:
 def _wide(which: int, table: Sequence[Row], judged: dict[str, Verdict]) -> str:
     mine = [r for r in table if r.cell.table == which]
     models = list(dict.fromkeys(r.cell.model for r in mine))
-    lines = ["| | " + " | ".join(paper.LABELS[m] for m in models) + " | does depth help |"]
-    lines.append("|---" * (len(models) + 2) + "|")
+    lines = []
     for data in dict.fromkeys(r.cell.data for r in mine):
         cells = [_short(r) for r in mine if r.cell.data == data]
-        lines.append(f"| {TITLES[data]} | " + " | ".join(cells) + f" | {judged[data].text} |")
+        lines.append((TITLES[data], *cells, judged[data].text))
         if data == "ptb-char":
             stripped = [_stripped(r) for r in mine if r.cell.data == data]
-            lines.append(f"| {TITLES[data]}, stripped | " + " | ".join(stripped) + " | |")
-    return "\n".join(lines)
+            lines.append((f"{TITLES[data]}, stripped", *stripped, ""))
+    return markdown_table(("", *(paper.LABELS[m] for m in models), "does depth help"), lines)
 
 
 def _short(row: Row) -> str:
@@ -130,46 +122,36 @@ def _stripped(row: Row) -> str:
     values = [e.raw["result"]["test"].get("bpc_stripped") for e in row.entries]
     if not values or None in values:
         return NONE
-    spread = deviation(values)
-    return f"{mean(values):.3f}" + ("" if spread is None else f" ± {spread:.3f}")
+    return plus_minus(values, 3)
 
 
 def _details(table: Sequence[Row]) -> str:
-    lines = [
-        "<details><summary>Every cell: seeds, epochs, the seed best on validation, difference, deviations</summary>",
-        "",
-        "| data | model | paper | ours | seeds | epochs | best-validation seed | difference "
-        "| deviations from the paper |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    summary = "Every cell: seeds, epochs, the seed best on validation, difference, deviations"
+    headings = ("data", "model", "paper", "ours", "seeds", "epochs", "best-validation seed", "difference",
+                "deviations from the paper")  # fmt: skip
+    lines = []
     for row in table:
-        best = number(row.best, digits(row))
+        best = number(row.best, places_of(row.cell.data))
         named = "; ".join(row.deviations) or ("none" if row.entries else NONE)
-        lines.append(
-            f"| {TITLES[row.cell.data]} | {paper.LABELS[row.cell.model]} | {printed(row)} | {measured(row)} "
-            f"| {len(row.entries)} | {row.epochs or NONE} | {best} | {percent(row.difference)} | {named} |"
-        )
-    return "\n".join([*lines, "", "</details>"])
+        lines.append((
+            TITLES[row.cell.data], paper.LABELS[row.cell.model], printed(row), measured(row), str(len(row.entries)),
+            row.epochs or NONE, best, percent(row.difference), named,
+        ))  # fmt: skip
+    table_text = markdown_table(headings, lines)
+    return f"<details><summary>{summary}</summary>\n\n{table_text}\n\n</details>"
 
 
 def _extras(entries: Sequence[Entry]) -> str:
     extra = extra_rows(entries)
     if not extra:
         return ""
-    lines = [
-        "**Models the paper names or suggests but does not train**",
-        "",
-        "| data | model | parameters | ours, test | seeds | remarks |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for row in extra:
-        places = 1 if row.data == "ptb-word" else 3
-        spread = "" if row.sd is None else f" ± {row.sd:.{places}f}"
-        lines.append(
-            f"| {TITLES[row.data]} | {row.label} | {row.parameters:,} "
-            f"| {row.ours:.{places}f}{spread}{MARK * bool(row.marks)} | {len(row.entries)} | {'; '.join(row.marks)} |"
-        )
-    return "\n".join(lines)
+        ours = plus_minus(row.values, places_of(row.data)) + MARK * bool(row.marks)
+        lines.append((TITLES[row.data], row.label, f"{row.parameters:,}", ours, str(len(row.entries)),
+                      "; ".join(row.marks)))  # fmt: skip
+    table = markdown_table(("data", "model", "parameters", "ours, test", "seeds", "remarks"), lines)
+    return f"**Models the paper names or suggests but does not train**\n\n{table}"
 
 
 # ---- plain text
@@ -235,7 +217,8 @@ def cells_text(table: Sequence[Row], width: int = 1000) -> str:
     for r in table:
         lines.append(
             [str(r.cell.table), r.cell.data, r.cell.model, HEADLINE[r.cell.kind].name, printed(r), measured(r),
-             str(len(r.entries)), number(r.best, digits(r)), percent(r.difference), "; ".join(r.deviations)]
+             str(len(r.entries)), number(r.best, places_of(r.cell.data)), percent(r.difference),
+             "; ".join(r.deviations)]
         )  # fmt: skip
     wide = aligned(lines)
     if max(map(len, wide.splitlines())) <= width:
@@ -248,11 +231,3 @@ def cells_text(table: Sequence[Row], width: int = 1000) -> str:
         notes = fill("; ".join(r.deviations), width, initial_indent=" " * 6, subsequent_indent=" " * 6)
         out += [line, notes] if notes else [line]
     return "\n".join(out)
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Columns set out with spaces."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines
-    )

@@ -100,9 +100,9 @@ def _keep_newest(folder: Path) -> None:
         place = _tensors_of(folder, path, sidecar)
         if place is None:
             continue
-        for found in (path, place):
-            if found.stem == "last":
-                os.replace(found, found.with_stem("previous"))
+        for current in (path, place):
+            if current.stem == "last":
+                os.replace(current, current.with_stem("previous"))
         sync_folder(folder)
         return
 

@@ -9,10 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -302,8 +298,8 @@ def best_member(folder: Path) -> Run:
 
 def list_runs(root: str | Path = "runs") -> list[Run]:
     """Every run below a folder, members of populations and first stages included, oldest first."""
-    found = [Run(p.parent) for p in Path(root).rglob("run.json")]
-    return sorted(found, key=lambda run: (_created(run), str(run.path)))
+    runs = [Run(p.parent) for p in Path(root).rglob("run.json")]
+    return sorted(runs, key=lambda run: (_created(run), str(run.path)))
 
 
 def _created(run: Run) -> str:
@@ -372,58 +368,3 @@ def start_population(folder: Path, members: Sequence[str], recipe_toml: str) -> 
     write_json(
         folder / "population.json", {"format": FORMAT, "members": list(members), "recipe_sha256": digest}
     )
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Versions and hardware that a number may depend on."""
-    import numpy
-    import torch
-
-    out = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-    }
-    if device.startswith("cuda"):
-        out["gpu"] = torch.cuda.get_device_name()
-        out["cuda"] = torch.version.cuda
-    return out
-
-
-def command_line() -> str:
-    """The command that runs now, as one would type it; the program by its name, wherever it is installed."""
-    program, *words = sys.argv or [""]
-    path = Path(program)
-    if path.name == "__main__.py":
-        return shlex.join(["python", "-m", path.parent.name, *words])
-    if path.suffix == ".py":
-        return shlex.join(["python", path.name if path.is_absolute() else program, *words])
-    return shlex.join([path.name, *words])
-
-
-def commit() -> str | None:
-    """The commit of the code, None outside a git checkout; `+` marks a checkout with changes.
-
-    $DEEPRNN_COMMIT goes first: where code was copied to another machine, only who copied it knows.
-    """
-    if told := os.environ.get("DEEPRNN_COMMIT"):
-        return told
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "--short=12", "HEAD")
-    if head is None or git("ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return None  # installed somewhere inside another project's checkout
-    return f"{head}+" if git("status", "--porcelain", "--untracked-files=no", "--", str(here)) else head

@@ -25,14 +25,14 @@ def entry(run: Run, info: Mapping[str, Any] | None = None) -> dict[str, Any]:
             f"{run.path} has no result yet (status {info['status']}): `deeprnn resume {run.path}`"
         )
     rows, first, code = run.metrics(), info.get("first_stage"), info.get("commit")
-    kept = ("name", "label", "parameters", "seed", "metric", "paper", "version", "commit", "environment")
+    copied = ("name", "label", "parameters", "seed", "metric", "paper", "version", "commit", "environment")
     own = cost(rows, info.get("seconds"))
     return {
         "format": FORMAT,
-        **{key: info.get(key) for key in kept},
+        **{key: info.get(key) for key in copied},
         "dirty": None if code is None else code.endswith("+"),
         "command": info.get("command"),
-        "data": {key: info["data"].get(key) for key in ("name", "kind")},
+        "data": {key: info["data"].get(key) for key in ("name", "kind", "fingerprint")},
         "model": run.recipe["model"]["kind"],
         "recipe": run.recipe,
         "first_stage": None if first is None else first["recipe"],

@@ -38,6 +38,21 @@ class Curve:
         )
 
 
+MARK = "†"
+"""beside a number of a run that `marks` says something of"""
+
+
+def is_cut_off(stopped: Any) -> bool:
+    """Whether time, rather than the recipe's other rules, ended a run, by the words it ended with."""
+    return "minutes" in str(stopped)
+
+
+def marks(cut_off: bool, uncommitted: bool) -> tuple[str, ...]:
+    """What a reader must know wherever a run is shown."""
+    words = {"cut off by time": cut_off, "code with changes in no commit": uncommitted}
+    return tuple(text for text, present in words.items() if present)
+
+
 def summarise(info: Mapping[str, Any], curve: Curve) -> dict[str, Any]:
     """A run by its run.json and learning curve: the results, or the best so far where it is not finished."""
     data = table(info.get("data"))
@@ -60,6 +75,7 @@ def summarise(info: Mapping[str, Any], curve: Curve) -> dict[str, Any]:
         "test": _headline(result.get("test"), kind),
         "best_epoch": number(result.get("best_epoch", so_far.get("epoch"))),
         "epochs": curve.epochs,
+        "marks": list(marks(is_cut_off(text(info.get("reason"))), text(info.get("commit")).endswith("+"))),
     }
 
 

@@ -21,6 +21,10 @@ CURVES = 8
 ROWS = 50
 MOST_LINES = 2000
 TICKS = 5
+USUAL = 0.9
+"""of the trials, which are to be told apart"""
+FAR = 2.0
+"""times as far from the best as those"""
 
 
 def write_page(spec: Spec, folder: Path, outcome: Outcome) -> Path:
@@ -65,16 +69,20 @@ def _coordinates(spec: Spec, trials: Sequence[Trial]) -> list[str]:
     if not scored:
         return ['<p class="quiet">No trial has a score yet.</p>']
     values = [t.value or 0.0 for t in scored]
-    low, high = values[0], values[-1]
+    low, high = values[0], top_of(values)
     span = (high - low) or 1.0
     axes = [{"name": n, "ticks": ticks(d)} for n, d in spec.space.dimensions.items()]
     scale = [low + span * i / (TICKS - 1) for i in range(TICKS)] if high > low else [low]
-    axes.append({"name": "valid", "ticks": [[(v - low) / span, f"{v:.4g}"] for v in scale]})
+    labels = [f"{v:.4g}" for v in scale]
+    labels[-1] = "≥ " * (values[-1] > high) + labels[-1]
+    axes.append(
+        {"name": "valid", "ticks": [[(v - low) / span, t] for v, t in zip(scale, labels, strict=True)]}
+    )
     lines = [
         {
             "places": [
                 *(round(place(d, t.point[n]), 4) for n, d in spec.space.dimensions.items()),
-                ((t.value or 0) - low) / span,
+                (min(t.value or 0, high) - low) / span,
             ],
             "rank": rank / max(1, len(scored) - 1),
             "title": f"trial {t.number}, {t.state}: valid {t.value:.4f}; {json.dumps(t.point)[1:-1]}",
@@ -84,6 +92,12 @@ def _coordinates(spec: Spec, trials: Sequence[Trial]) -> list[str]:
     chart = {"axes": axes, "lines": lines, "label": "Parallel coordinates of the trials"}
     note = "One line a trial, from its settings to its validation score; the best is red, better ones are darker."
     return ["<h2>Settings and scores</h2>", f'<p class="quiet">{note}</p>', part("parallel", chart)]
+
+
+def top_of(values: Sequence[float]) -> float:
+    """Where the axis of rising scores ends: below the worst tenth where that would press all others together."""
+    usual = values[math.ceil(USUAL * len(values)) - 1]
+    return usual if values[0] < usual and values[-1] - values[0] > FAR * (usual - values[0]) else values[-1]
 
 
 def place(dimension: Dimension, value: Any) -> float:

@@ -59,7 +59,7 @@ class Pack:
         ]
 
 
-def home_of(trial: int, seed: int, several: bool) -> str:
+def home_of(trial: int, seed: int = 0, several: bool = False) -> str:
     """The folder of a trial, or of one of its seeds where it has several."""
     return f"trials/{trial:05d}" + (f"/seed-{seed}" if several else "")
 

@@ -20,7 +20,7 @@ from deeprnn.runs.locking import lock
 from deeprnn.runs.reading import read_json
 from deeprnn.sweeps.engines import ASK, Board, Engine, Lost, Wish
 from deeprnn.sweeps.folder import SWEEP, open_study, write_sweep
-from deeprnn.sweeps.pack import Pack, Result, train_pack
+from deeprnn.sweeps.pack import Pack, Result, home_of, train_pack
 from deeprnn.sweeps.spec import Spec, members
 from deeprnn.sweeps.storage import Store
 from deeprnn.sweeps.study import Study, Trial, best
@@ -136,6 +136,7 @@ class _Coordinator:
         self.attempts: dict[int, int] = {}
         self.curves: dict[tuple[int, int], float] = {}
         """of a pack and its member: the best score so far"""
+        self.with_parameters = self._folders_with_parameters()
         self.interrupted = False
 
     def run(self) -> None:
@@ -155,6 +156,8 @@ class _Coordinator:
             if self.received and not self.interrupted:
                 self.interrupted = True
                 self.engine.board.interrupt()
+                if self.running:
+                    self.view.say("saving what trains; a second time stops at once")
             if not self.interrupted:
                 self._fill()
             if not self.running:
@@ -175,6 +178,8 @@ class _Coordinator:
             pack = self._read_pack(path)
             alive = {*pack.trials} & unfinished.keys() if pack else set()
             if pack is None or not alive:
+                if pack is not None:
+                    self._fetch(pack)
                 self._remove_pack(path.parent)
                 continue
             self.stopped[pack.number] = [m for m, t in enumerate(pack.trials) if t not in unfinished]
@@ -289,15 +294,14 @@ class _Coordinator:
         if error is not None and len(alive) > 1:
             self._take_apart(pack, alive, _told(error))
             return
+        self._fetch(pack)  # before a trial counts as ended, for nobody looks for its files again then
         for trial, own in alive.items():
             if results is not None:
                 self._conclude(trial, [results[m] for m in own])
             elif error is not None:
                 self._fail(trial, _told(error))
         self._remove_pack(self.settings.folder / pack.folder)
-        if self.store is not None:
-            self._fetch(pack)
-        self._drop_parameters()
+        self._drop_parameters(pack.trials)
 
     def _take_apart(self, pack: Pack, alive: Collection[int], why: str) -> None:
         """Train the trials of a pack that crashed each by itself: only the one at fault shall fail."""
@@ -306,8 +310,6 @@ class _Coordinator:
             if trial.number in alive:
                 self._pack([trial])
         self._remove_pack(self.settings.folder / pack.folder)
-        if self.store is not None:
-            self.store.remove(pack.folder)
 
     def _conclude(self, trial: int, results: Sequence[Result]) -> None:
         failed = next((r for r in results if r.failed or r.valid is None), None)
@@ -326,22 +328,30 @@ class _Coordinator:
 
     def _remove_pack(self, place: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
+        if self.store is not None:
+            self.store.remove(place.relative_to(self.settings.folder).as_posix())
 
     def _fetch(self, pack: Pack) -> None:
         """Bring the members' files here from where their worker put them."""
-        assert self.store is not None
-        for home in pack.homes:
-            self.store.download(home, self.settings.folder / home)
-        self.store.remove(pack.folder)
+        if self.store is not None:
+            for home in pack.homes:
+                self.store.download(home, self.settings.folder / home)
+                self.store.remove(home)
 
-    def _drop_parameters(self) -> None:
+    def _folders_with_parameters(self) -> set[int]:
+        places = (self.settings.folder / "trials").glob("**/best.*")
+        names = {path.relative_to(self.settings.folder / "trials").parts[0] for path in places}
+        return {int(name) for name in names if name.isdecimal()}
+
+    def _drop_parameters(self, ended: Collection[int]) -> None:
         """Keep the parameters of the best trials alone: a thousand models are many gigabytes."""
+        self.with_parameters |= {*ended}
         trials = self.study.trials()
         keep = {t.number for t in best(trials, KEPT)} | {t.number for t in trials if t.state == "running"}
-        for path in (self.settings.folder / "trials").glob("**/best.*"):
-            trial = path.relative_to(self.settings.folder / "trials").parts[0]
-            if trial.isdecimal() and int(trial) not in keep:
+        for number in self.with_parameters - keep:
+            for path in (self.settings.folder / home_of(number)).glob("**/best.*"):
                 path.unlink(missing_ok=True)
+        self.with_parameters &= keep
 
 
 def _told(error: BaseException) -> str:

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 import random
 import re
@@ -31,6 +29,32 @@ MOST_POINTS = 1_000_000
 CHECKED = 1000
 """points of a grid that are each checked before the first trial"""
 _RANGE = re.compile(r"\s*(\w+)\s*:\s*(\S+?)\s*\.\.\s*(\S+)\s*")
+_LABEL = "which only names the model in tables: search over what makes it, such as model.intermediate"
+_NO_MATTER = "which changes nothing that is learnt"
+_OTHER_DATA = (
+    "by which scores would be of different data, and no winner could be chosen: begin a sweep for each"
+)
+UNSEARCHED = {
+    "seeds": "but several seeds in [override] make every trial's score their mean",
+    "rates": "search over optimiser.rate",
+    "transpositions": "search over data.random_transpose",
+    "model.kind": _LABEL,
+    "save.seconds": _NO_MATTER,
+    "save.updates": _NO_MATTER,
+    "evaluation.test": "for no trial of a search sees the test part",
+    "evaluation.chunk": _NO_MATTER,
+    "evaluation.width": _NO_MATTER,
+    "evaluation.streams": "by which the same model would have other scores",
+    "data.name": _OTHER_DATA,
+    "data.level": _OTHER_DATA,
+    "data.steps_per_beat": _OTHER_DATA,
+    "data.low": _OTHER_DATA,
+    "data.high": _OTHER_DATA,
+    "data.drums": _OTHER_DATA,
+    "data.transpose": _OTHER_DATA,
+    "data.minimum": _OTHER_DATA,
+}
+"""fields that no search can be over, and why"""
 FORMS = 'use "log:0.001..1", "uniform:0..0.2", "int:1..8" or a list of values'
 
 
@@ -128,11 +152,17 @@ class Space:
         return math.prod(len(values) for values in self._axes().values())
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """All points; fields that cannot differ within a population vary slowest, so that neighbours train together."""
-        axes = self._axes()
+        """All points, in the order of their numbers."""
+        return map(self.grid_point, range(self.grid_size))
+
+    def grid_point(self, number: int) -> dict[str, Any]:
+        """The point of a number: fields that a population shares vary slowest, so that neighbours train together."""
+        axes, point = self._axes(), {}
         names = sorted(axes, key=may_differ)
-        for values in itertools.product(*(axes[name] for name in names)):
-            yield dict(zip(names, values, strict=True))
+        for name in reversed(names):
+            number, place = divmod(number, len(axes[name]))
+            point[name] = axes[name][place]
+        return {name: point[name] for name in names}
 
     def _axes(self) -> dict[str, list[Any]]:
         axes = {}
@@ -162,11 +192,8 @@ def read_space(tables: Mapping[str, Any], recipe: Recipe) -> Space:
         raise UserError(f"the space has {len(fields):,} fields; the most is {MOST_FIELDS}")
     known = flat(recipe.to_dict())
     dimensions = {name: _dimension(name, value, known.get(name)) for name, value in fields.items()}
-    for name in ("seeds", "rates"):
-        if name in dimensions:
-            raise UserError(
-                f"{name} is no field to search over: several seeds in [override] make every trial's score their mean"
-            )
+    for name in UNSEARCHED.keys() & dimensions.keys():
+        raise UserError(f"{name} is no field to search over, {UNSEARCHED[name]}")
     space = Space(dimensions)
     _check(space, recipe)
     return space
@@ -206,8 +233,6 @@ def _choice(name: str, values: list[Any]) -> Choice:
         raise UserError(f"space.{name} = [] is empty: {FORMS}")
     if len(values) > MOST_CHOICES:
         raise UserError(f"space.{name} lists {len(values):,} values; the most is {MOST_CHOICES:,}")
-    if len({json.dumps(v) for v in values}) < len(values):
-        raise UserError(f"space.{name} = {shown(values)} lists a value twice")
     return Choice(tuple(values))
 
 
@@ -220,11 +245,15 @@ def _check(space: Space, recipe: Recipe) -> None:
     # The first values of all others stand beside each: some fields only go together with others.
     others = {name: dimension.first for name, dimension in space.dimensions.items()}
     for name, dimension in space.dimensions.items():
+        meant: list[Recipe] = []
         for value in dimension.ends:
             try:
-                check_recipe(override(recipe, {**others, name: value}))
+                meant.append(override(recipe, {**others, name: value}))
+                check_recipe(meant[-1])
             except UserError as error:
                 raise UserError(f"space.{name} = {shown(value)}: {error}") from None
+        if len(set(meant)) < len(meant):  # 1 and 1.0, or 5 and [5], are one value of their field
+            raise UserError(f"space.{name} = {shown(dimension.to_plain())} lists a value twice")
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -103,14 +103,18 @@ def read_spec(tables: Mapping[str, Any], folder: Path | None = None) -> Spec:
         raise UserError(f'a sweep names its recipe, as in recipe = "quick/jsb-dts"; got {shown(name)}')
     beside = None if folder is None else folder / name
     found = str(beside) if beside is not None and name.endswith(".toml") and beside.is_file() else name
-    recipe = override(resolve(found)[0], flat(tables.get("override", {})))
-    return make_spec(recipe, tables)
+    changes = flat(tables.get("override", {}))
+    both = sorted(changes.keys() & flat(tables.get("space", {})).keys())
+    if both:
+        raise UserError(f"{both[0]} is in [space] and in [override]: a trial could only follow one of them")
+    return make_spec(override(resolve(found)[0], changes), tables)
 
 
 def make_spec(recipe: Recipe, tables: Mapping[str, Any]) -> Spec:
     """A sweep of a recipe by the tables of a sweep's file."""
-    if recipe.rates:
-        raise UserError("a sweep's recipe has no rates: search over optimiser.rate instead")
+    for name, instead in (("rates", "optimiser.rate"), ("transpositions", "data.random_transpose")):
+        if getattr(recipe, name):
+            raise UserError(f"a sweep's recipe has no {name}: search over {instead} instead")
     space = read_space(tables.get("space", {}), recipe)
     sampler = _one_of("sampler", tables.get("sampler", "tpe"), get_args(Sampler))
     pruner = _one_of("pruner", tables.get("pruner", "median"), get_args(Pruner))

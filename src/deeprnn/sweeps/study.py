@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +72,7 @@ class Study:
         self.spec, self.owner = spec, owner
         self.url = storage
         self.place = f"{socket.gethostname()}:{folder.absolute()}"
-        self.storage = open_storage(self.optuna, folder, storage)
+        self.storage, self._sync = open_storage(self.optuna, folder, storage)
         with self.answering(), damage_explained(storage or str(folder / JOURNAL)):
             self.study = self.optuna.create_study(
                 storage=self.storage, study_name=NAME, direction="minimize", load_if_exists=True,
@@ -82,6 +81,8 @@ class Study:
             self._check_same()
             self.study.sampler = self._sampler()
         self._reported: dict[int, int] = {}
+        self._ended: dict[int, Trial] = {}
+        """which change no more: a table of thousands is drawn twice a second"""
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -111,6 +112,7 @@ class Study:
                 break
             self._claim(trial)
             asked.append(self._suggested(trial))
+        self._sync()
         return asked
 
     @property
@@ -136,6 +138,7 @@ class Study:
                 trial = self.optuna.trial.Trial(self.study, self._id(frozen.number))
                 self._claim(trial)
                 found.append(self._suggested(trial))
+        self._sync()
         return found
 
     def name_before(self) -> str:
@@ -144,7 +147,7 @@ class Study:
         return next((o["name"] for o in reversed(owners) if o["place"] == self.place), "")
 
     def _claim(self, trial: Any) -> None:
-        trial.set_user_attr("owner", {"name": self.owner, "place": self.place})  # one write, forced to disk
+        trial.set_user_attr("owner", {"name": self.owner, "place": self.place})  # in one write
 
     def _suggested(self, trial: Any) -> Trial:
         """The trial with all its values; those that were drawn before a kill stay."""
@@ -216,6 +219,13 @@ class Study:
         return {name: float(share) for name, share in found.items()}
 
     def _trial(self, frozen: FrozenTrial) -> Trial:
+        if not frozen.state.is_finished():
+            return self._read(frozen)
+        if frozen.number not in self._ended:
+            self._ended[frozen.number] = self._read(frozen)
+        return self._ended[frozen.number]
+
+    def _read(self, frozen: FrozenTrial) -> Trial:
         states = {"RUNNING": "running", "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed",
                   "WAITING": "running"}  # fmt: skip
         curve = _curve(frozen.intermediate_values)
@@ -273,14 +283,10 @@ def _numbered(optuna: Any, spec: Spec) -> Any:
     """A sampler whose values follow from a trial's number: the same after a kill, and for all who share a study."""
 
     class Numbered(optuna.samplers.BaseSampler):
-        @cached_property
-        def grid(self) -> list[dict[str, Any]]:
-            return list(spec.space.grid())
-
         def point(self, number: int) -> dict[str, Any]:
             if spec.sampler == "random":
                 return spec.space.draw(spec.seed, number)
-            return self.grid[number % len(self.grid)]
+            return spec.space.grid_point(number % spec.space.grid_size)
 
         def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
             return {}

@@ -1,21 +1,25 @@
 """Where a sweep's trials are written down: a journal file, or a database by its URL, whose password is never shown.
 
-Optuna writes and reads; here a place is opened, and what goes wrong with it becomes a sentence.
+Optuna decides what is written and reads it; here a place is opened, lines of a journal are added, and what goes wrong
+becomes a sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from deeprnn.errors import MissingExtra, UserError, need
+from deeprnn.files import CannotWrite, explained
 
 JOURNAL = "journal.log"
 BEGINNING = b'{"op_code"'
@@ -30,10 +34,17 @@ DRIVERS = ("psycopg", "psycopg2")
 """for PostgreSQL: SQLAlchemy alone would insist on one, and on another in its next release"""
 
 
-def open_storage(optuna: Any, folder: Path, storage: str) -> Any:
+class Opened(NamedTuple):
+    """A storage of Optuna's, and what forces to disk all that it was told."""
+
+    storage: Any
+    sync: Callable[[], None]
+
+
+def open_storage(optuna: Any, folder: Path, storage: str) -> Opened:
     """Optuna's storage at a URL or in a journal file; without either in the folder's own journal."""
     if is_url(storage):
-        return _database(optuna, storage)
+        return Opened(_database(optuna, storage), lambda: None)  # which forces each of its transactions
     return _journal(optuna, Path(storage) if storage else folder / JOURNAL)
 
 
@@ -69,38 +80,68 @@ def same_place(one: str, other: str) -> bool:
 # ---- a file
 
 
-def _journal(optuna: Any, path: Path) -> Any:
+def _journal(optuna: Any, path: Path) -> Opened:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _file_lock(path)
         _check_journal(path)
-        with contextlib.ExitStack() as held:
-            lock.acquire()
-            held.callback(lock.release)
-            _cut_torn_line(path)
-        backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=lock)
+        _append(path, b"", sync=False)  # makes it, or cuts off half a line
+        backend = _backend(optuna, path)
         with damage_explained(str(path)):
-            return optuna.storages.JournalStorage(backend)
+            return Opened(optuna.storages.JournalStorage(backend), lambda: _append(path, b"", sync=True))
+    except CannotWrite:
+        raise
     except OSError as error:
         raise UserError(
             f"{path} cannot be used as a journal ({error.strerror}): choose another --storage"
         ) from None
 
 
-def _file_lock(path: Path) -> Any:
+def _backend(optuna: Any, path: Path) -> Any:
+    """Optuna's reader of a journal, with a way of writing that leaves no half lines and waits for the disk seldom."""
+
+    class Journal(optuna.storages.journal.JournalFileBackend):
+        def append_logs(self, logs: Sequence[Mapping[str, Any]]) -> None:
+            lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+            _append(path, lines.encode(), sync=any(map(_is_decisive, logs)))
+
+    return Journal(str(path))
+
+
+def _is_decisive(line: Mapping[str, Any]) -> bool:
+    """Whether a line says how a trial ended, or what the study is.
+
+    Those are forced to disk, and all that stands before them with them. Of the many scores of single epochs a loss of
+    power may take the last.
+    """
+    return "state" in line or not {"trial_id", "datetime_start"} & line.keys()
+
+
+def _append(path: Path, lines: bytes, sync: bool) -> None:
+    """Add lines while nobody else does; half a line that a full disk or a loss of power left before is cut off."""
+    with explained(path), _held(path), open(path, "ab+", buffering=0) as file:
+        _cut_torn_line(file)
+        before = file.seek(0, os.SEEK_END)
+        try:
+            while lines:
+                lines = lines[file.write(lines) :]
+        except OSError:
+            file.truncate(before)
+            raise
+        if sync:
+            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
     """A lock beside the journal that the system takes back from a process that dies."""
     import fcntl
 
-    class FileLock:
-        def acquire(self) -> bool:
-            self.handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(self.handle, fcntl.LOCK_EX)
-            return True
-
-        def release(self) -> None:
-            os.close(self.handle)
-
-    return FileLock()
+    handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _check_journal(path: Path) -> None:
@@ -114,14 +155,14 @@ def _check_journal(path: Path) -> None:
             raise UserError(f"{path} is no journal of a sweep: move it away, or choose another --storage")
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Take away what a loss of power or a full disk left of a line; nobody has acted on it yet."""
-    if not path.exists():
+def _cut_torn_line(file: FileIO) -> None:
+    """Take away half a line at the end; nobody has acted on it."""
+    if not file.seek(0, os.SEEK_END):
         return
-    with open(path, "rb+") as file:
-        content = file.read()
-        if content and not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
+    file.seek(-1, os.SEEK_END)
+    if file.read() != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 @contextlib.contextmanager

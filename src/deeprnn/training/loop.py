@@ -63,7 +63,9 @@ def members_of(recipe: Recipe) -> list[MemberName]:
 
 def named(variant: Recipe, number: int) -> MemberName:
     """A member of a population whose members have recipes of their own."""
-    return MemberName(variant.seeds[0], variant.optimiser.rate, f"member-{number}")
+    return MemberName(
+        variant.seeds[0], variant.optimiser.rate, f"member-{number}", variant.data.random_transpose
+    )
 
 
 class Watcher(Protocol):

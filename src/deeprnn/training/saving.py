@@ -33,16 +33,8 @@ from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.model.specs import Dropout
 from deeprnn.runs import checkpoint, ledger
-from deeprnn.runs.folder import (
-    Run,
-    change_run,
-    command_line,
-    commit,
-    environment,
-    now,
-    start_population,
-    start_run,
-)
+from deeprnn.runs.folder import Run, change_run, now, start_population, start_run
+from deeprnn.runs.provenance import command_line, commit, environment
 from deeprnn.runs.reading import regular
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import MemberName, Trainer, Watcher, members_of

@@ -18,8 +18,9 @@ from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.files import CannotWrite
 from deeprnn.runs import checkpoint
-from deeprnn.runs.folder import Run, change_run, environment, load_run, population
+from deeprnn.runs.folder import Run, change_run, load_run, population
 from deeprnn.runs.locking import lock
+from deeprnn.runs.provenance import environment
 from deeprnn.training import commutative, memory, mending, saving, threads
 from deeprnn.training.cuda_graph import SETUP
 from deeprnn.training.evaluate import Data, scorable, visible

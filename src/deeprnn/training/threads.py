@@ -62,10 +62,14 @@ def of_several(most: int, processes: int) -> int:
     return max(1, min(most, candidates(most)[-1] // processes))
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def candidates(most: int) -> list[int]:
     """1, 2, 4, … up to `most`, or to the cores this process may use if they are fewer."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = max(1, min(cores, most))
+    most = max(1, min(cores(), most))
     counts = [1]
     while counts[-1] * 2 <= most:
         counts.append(counts[-1] * 2)

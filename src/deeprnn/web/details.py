@@ -103,7 +103,7 @@ def _grid(library: Library, entry: ListedRun) -> dict[str, Any] | None:
         return None
 
 
-def _openings(found: Any, spec: ModelSpec | None) -> list[dict[str, Any]]:
+def _openings(stored: Any, spec: ModelSpec | None) -> list[dict[str, Any]]:
     """Beginnings from the run's own data that its model can take."""
     keys = spec.input_size if spec else 0
 
@@ -123,19 +123,19 @@ def _openings(found: Any, spec: ModelSpec | None) -> list[dict[str, Any]]:
             and words == printable(words, LONGEST_OPENING)
         )
 
-    kept = [item for item in islice(found, 20) if fits(item)] if isinstance(found, list) else []
-    content = ({k: item[k] for k in ("frames", "text") if k in item} for item in kept)
-    return [{"name": text(item.get("name")), **rest} for item, rest in zip(kept, content, strict=True)]
+    playable = [item for item in islice(stored, 20) if fits(item)] if isinstance(stored, list) else []
+    content = ({k: item[k] for k in ("frames", "text") if k in item} for item in playable)
+    return [{"name": text(item.get("name")), **rest} for item, rest in zip(playable, content, strict=True)]
 
 
 def _recipe(path: Path) -> dict[str, dict[str, str]]:
     """The settings of recipe.toml as text, section by section."""
     try:
-        found = tomllib.loads(read_regular(path, LARGEST_RECIPE).decode())
+        recipe = tomllib.loads(read_regular(path, LARGEST_RECIPE).decode())
     except (OSError, ValueError, RecursionError):  # absent, or no recipe
         return {}
-    sections = {"": {k: v for k, v in found.items() if not isinstance(v, dict)}}
-    sections |= {k: v for k, v in found.items() if isinstance(v, dict)}
+    sections = {"": {k: v for k, v in recipe.items() if not isinstance(v, dict)}}
+    sections |= {k: v for k, v in recipe.items() if isinstance(v, dict)}
     return {
         printable(name): {printable(k): _shown(v) for k, v in islice(values.items(), 50)}
         for name, values in islice(sections.items(), 30)

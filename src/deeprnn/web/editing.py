@@ -52,14 +52,14 @@ def rename(library: Library, entry: ListedRun, fields: Fields) -> dict[str, str]
 def tag(library: Library, entry: ListedRun, fields: Fields) -> dict[str, list[str]]:
     """Keep these tags with a run, instead of those it had; they lie in a file of their own, so it may be training."""
     tags = fields.words("tags", 50)
-    kept = clean_tags(tags)
-    if kept != list(dict.fromkeys(tags)):
+    clean = clean_tags(tags)
+    if clean != list(dict.fromkeys(tags)):
         raise Refusal(422, f"tags are up to {MOST_TAGS} short words or phrases without commas")
     _inside(library, entry)
     with _told(entry), open_atomically(_own(entry.path / "tags.json")) as file:
-        file.write((json.dumps(kept, ensure_ascii=False) + "\n").encode())
+        file.write((json.dumps(clean, ensure_ascii=False) + "\n").encode())
     library.forget()
-    return {"tags": kept}
+    return {"tags": clean}
 
 
 def delete(library: Library, entry: ListedRun, fields: Fields) -> dict[str, str]:

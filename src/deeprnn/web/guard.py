@@ -83,8 +83,8 @@ class Guard:
 
 def _name(host: str) -> str | None:
     """The name in a Host header, None where it is not a name and perhaps a port and nothing else."""
-    found = HOST.fullmatch(host)
-    return (found["address"] or found["name"]).lower().rstrip(".") if found else None
+    match = HOST.fullmatch(host)
+    return (match["address"] or match["name"]).lower().rstrip(".") if match else None
 
 
 def _is_address(name: str) -> bool:

@@ -77,12 +77,12 @@ class Library:
 
     def get(self, id: str) -> ListedRun:
         """The run of an id."""
-        found = (self._entries or {}).get(id)
-        if found is None or not found.path.is_dir():
-            found = self._fresh().get(id)
-        if found is None or not found.path.is_dir():
+        run = (self._entries or {}).get(id)
+        if run is None or not run.path.is_dir():
+            run = self._fresh().get(id)
+        if run is None or not run.path.is_dir():
             raise Refusal(404, "there is no such run: it may have been moved or deleted")
-        return found
+        return run
 
     def forget(self) -> None:
         """Walk anew when next asked: a run was moved or deleted."""
@@ -95,26 +95,26 @@ class Library:
     def metrics(self, entry: ListedRun) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a line that is still being written is left out."""
         path = entry.path / "metrics.jsonl"
-        found = self._read(path, self._curves.pop(path, None), _rows)
-        if found is None:
+        curve = self._read(path, self._curves.pop(path, None), _rows)
+        if curve is None:
             return []
-        self._curves[path] = found
+        self._curves[path] = curve
         while len(self._curves) > CURVES_KEPT:
             self._curves.popitem(last=False)
-        return found.value or []
+        return curve.value or []
 
     def info(self, entry: ListedRun) -> dict[str, Any]:
         """The run's run.json."""
-        found = self._cached(entry.path / "run.json", _json)
-        if found is None or not isinstance(found.value, dict):
-            reason = found.problem if found and found.problem else "run.json is missing or holds no table"
+        stored = self._cached(entry.path / "run.json", _json)
+        if stored is None or not isinstance(stored.value, dict):
+            reason = stored.problem if stored and stored.problem else "run.json is missing or holds no table"
             raise Refusal(422, f"the run {entry.summary['name']} cannot be shown: {reason}")
-        return found.value
+        return stored.value
 
     def json(self, entry: ListedRun, name: str) -> Any:
         """A small JSON file of the run, None where it is absent or broken."""
-        found = self._cached(entry.path / name, _json)
-        return found.value if found else None
+        stored = self._cached(entry.path / name, _json)
+        return stored.value if stored else None
 
     def _fresh(self) -> dict[str, ListedRun]:
         """The runs by id, from a walk that is at most a pause old."""
@@ -129,17 +129,17 @@ class Library:
         return self._entries or {}
 
     def _scan(self) -> dict[str, ListedRun]:
-        found, several = [], sum(folder != SHIPPED for folder in self.folders) > 1
+        runs, several = [], sum(folder != SHIPPED for folder in self.folders) > 1
         for folder in self.folders:
             for path in _walk(folder, self.limits):
                 name = path.name if path == folder else path.relative_to(folder).as_posix()
                 name = f"{folder.name}/{name}" if several and path != folder else name
                 id = run_id(path)
-                found.append(ListedRun(id, path, {"id": id, "name": printable(name), **self._summary(path)}))
-        found.sort(key=lambda e: (e.summary["updated"] or "", e.summary["name"]), reverse=True)
-        kept = {entry.path for entry in found}
-        self._cache = {path: value for path, value in self._cache.items() if path.parent in kept}
-        return {entry.id: entry for entry in found}
+                runs.append(ListedRun(id, path, {"id": id, "name": printable(name), **self._summary(path)}))
+        runs.sort(key=lambda e: (e.summary["updated"] or "", e.summary["name"]), reverse=True)
+        there = {entry.path for entry in runs}
+        self._cache = {path: value for path, value in self._cache.items() if path.parent in there}
+        return {entry.id: entry for entry in runs}
 
     def _summary(self, path: Path) -> dict[str, Any]:
         info = self._cached(path / "run.json", _json)
@@ -163,12 +163,12 @@ class Library:
 
     def _cached(self, path: Path, read: Callable[[Path], Any]) -> _Read | None:
         """What `read` makes of a file, remembered until the file changes; None where there is none."""
-        found = self._read(path, self._cache.get(path), read)
-        if found is None:
+        entry = self._read(path, self._cache.get(path), read)
+        if entry is None:
             self._cache.pop(path, None)
         else:
-            self._cache[path] = found
-        return found
+            self._cache[path] = entry
+        return entry
 
     def _read(self, path: Path, known: _Read | None, read: Callable[[Path], Any]) -> _Read | None:
         try:

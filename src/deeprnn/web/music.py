@@ -60,8 +60,8 @@ def predict(loaded: Loaded, fields: Fields, limits: Limits) -> dict[str, Any]:
     """What the model expects in every frame of a roll and in the one after it, and its surprise."""
     roll = to_roll(fields.frames(loaded.keys, limits.frames), loaded.keys)
     with torch.inference_mode():
-        given = torch.from_numpy(np.concatenate([np.zeros((1, loaded.keys), np.uint8), roll]))
-        out, _ = loaded.model(given[:, None].float())
+        inputs = torch.from_numpy(np.concatenate([np.zeros((1, loaded.keys), np.uint8), roll]))
+        out, _ = loaded.model(inputs[:, None].float())
         target = torch.from_numpy(roll).float()
         heat = torch.sigmoid(note_logits(loaded.model, out[:-1, 0], target)).numpy()
         nats = step_nats(loaded.model, out[:-1, 0], target)

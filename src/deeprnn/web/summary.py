@@ -33,8 +33,8 @@ def spec_of(info: Mapping[str, Any], most_layers: int) -> ModelSpec | None:
 def clean_tags(value: Any) -> list[str]:
     """The tags of a list that are such: short, printable, each once."""
     words = value if isinstance(value, list) else []
-    kept = [w for w in words if isinstance(w, str) and 0 < len(w) <= LONGEST_TAG and _is_tag(w)]
-    return list(dict.fromkeys(kept))[:MOST_TAGS]
+    valid = [w for w in words if isinstance(w, str) and 0 < len(w) <= LONGEST_TAG and _is_tag(w)]
+    return list(dict.fromkeys(valid))[:MOST_TAGS]
 
 
 def _is_tag(word: str) -> bool:

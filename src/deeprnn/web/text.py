@@ -43,10 +43,10 @@ def continuation(loaded: Loaded, fields: Fields, limits: Limits) -> Iterator[dic
     temperature = fields.number("temperature", 0.0, 4.0, 0.8)
     top_k = fields.whole("top_k", 0, 100_000, 0) or None
     seed = fields.whole("seed", 0, 2**53, 0)
-    given = torch.tensor(ids or [start_symbol(loaded.vocabulary)])
+    primer = torch.tensor(ids or [start_symbol(loaded.vocabulary)])
     avoid = symbol_ids(never(loaded.vocabulary, loaded.kind), loaded.vocabulary)
     pick = _with_chances(symbol_picker(temperature, top_k, None, avoid))
-    steps = stream(loaded.model, given, length, 1, seed, 1, pick)
+    steps = stream(loaded.model, primer, length, 1, seed, 1, pick)
     return _chunks(loaded, symbols, ids, steps)
 
 

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from deeprnn.backends import plain
 from deeprnn.backends.gradients import aligned, aligned_member
-from deeprnn.backends.protocol import Case, Gradients, Inputs
+from deeprnn.backends.protocol import (
+    Case,
+    DirectCall,
+    Gradients,
+    InputProjection,
+    Inputs,
+    ProjectionCase,
+)
+from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.description import CellDescription
 from deeprnn.errors import UserError
 
@@ -68,6 +76,45 @@ class Cpu:
 
             return run.backward(case.cell, gradients, stored, inputs)
         return _plain_backward(case, gradients, stored, inputs)
+
+    def serves_projection(self, case: Case, projection: InputProjection, inputs: Inputs) -> bool:
+        """Whether machine code takes the input's product, the loop and all sums of the backward pass."""
+        if not machine_code(case.cell) or inputs.members is not None:
+            return False
+        from deeprnn.backends.cpu.jit import projecting
+
+        return projecting.call_of(case.cell, projection, inputs, case.dtype) is not None
+
+    def forward_with_projection(
+        self, projection_case: ProjectionCase, projection: InputProjection, inputs: Inputs, keep: bool
+    ) -> list[Tensor]:
+        """As `forward`, of `projection.A`."""
+        from deeprnn.backends.cpu.jit import projecting
+
+        return projecting.forward(projection_case, projection, inputs, keep)
+
+    def backward_with_projection(
+        self,
+        projection_case: ProjectionCase,
+        gradients: Sequence[Tensor | None],
+        stored: Sequence[Tensor],
+        projection: InputProjection,
+        inputs: Inputs,
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """The gradients of x, U, b, states, matrices and vectors."""
+        from deeprnn.backends.cpu.jit import projecting
+
+        return projecting.backward(projection_case, gradients, stored, projection, inputs, needed)
+
+    def direct_call(self, projection_case: ProjectionCase, wiring: Wiring) -> DirectCall | None:
+        """A layer's whole call; one step is left to `single_step`."""
+        from deeprnn.backends.cpu.jit.direct import DirectCall
+        from deeprnn.backends.cpu.jit.layer import layer_call
+
+        steps, _, inputs = projection_case.shape
+        call = layer_call(wiring, inputs, projection_case.case.dtype) if steps > 1 else None
+        return None if call is None else DirectCall(projection_case, call)
 
 
 BACKEND = Cpu()

@@ -141,14 +141,14 @@ def describe_plan(
     from deeprnn.backends.cuda.recurrence.planning import make_plan
     from deeprnn.backends.cuda.recurrence.schedule import NotScheduled, schedule
 
-    target, found = device or Device(), {}
+    target, plans = device or Device(), {}
     for name, backward in (("forward", False), ("backward", True)):
         try:
             plan = make_plan(schedule(cell, backward), batch, members, bf16, target)
-            found[name] = "stepwise: library products" if plan is None else plan.describe()
+            plans[name] = "stepwise: library products" if plan is None else plan.describe()
         except NotScheduled as reason:
-            found[name] = f"stepwise: {reason}"
-    return found
+            plans[name] = f"stepwise: {reason}"
+    return plans
 
 
 BACKEND = Cuda()

@@ -21,7 +21,7 @@ from deeprnn.backends.cuda.gemm.outer_products import MOST_OUTS, SumBlock, Targe
 from deeprnn.backends.cuda.recording import NotRecordable, Recorder, Recording, StandIn
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.schedule import lower
-from deeprnn.backends.gradients import shared_products
+from deeprnn.backends.gradients import covered_once, gradients_of_outputs, shared_products
 from deeprnn.backends.protocol import Inputs, KeptTensors, ProjectionCase
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import adjoint
@@ -50,34 +50,19 @@ def direct_call(projection_case: ProjectionCase, wiring: Wiring) -> DirectCall |
 def _separable(wiring: Wiring) -> bool:
     """Whether every number of every matrix has its gradient in one sum, and the kernel's table holds all of them."""
     own = adjoint(wiring.cell)
-    areas = [0] * len(wiring.cell.matrices)
-    parts = 0
-    for product in shared_products(own):
-        for segment in product.segments:
-            areas[segment.matrix] += segment.rows * wiring.cell.size_of(product.vector)
-            parts += 1
-    if areas != [rows * columns for rows, columns in wiring.cell.matrices] or _tied(wiring):
+    if not covered_once(own):
         return False
     places = list(own.vector_columns.values())
     if len(places) != len(wiring.vectors) or any(rows.step != 1 for rows in places):
         return False
+    parts = sum(len(product.segments) for product in shared_products(own))
     return parts + len(wiring.U) + len(wiring.biases) + len(wiring.vectors) <= MOST_OUTS
-
-
-def _tied(wiring: Wiring) -> bool:
-    """Whether some row of a matrix serves two products with the same columns."""
-    seen: set[tuple[int, int, int]] = set()
-    for product in shared_products(adjoint(wiring.cell)):
-        for segment in product.segments:
-            rows = {(segment.matrix, segment.row + i, segment.column) for i in range(segment.rows)}
-            if rows & seen:
-                return True
-            seen |= rows
-    return False
 
 
 class DirectCall:
     """The calls of one wiring at one shape."""
+
+    reads_output = True
 
     def __init__(self, projection_case: ProjectionCase, wiring: Wiring) -> None:
         self.projection_case, self.wiring, self.case = projection_case, wiring, projection_case.case
@@ -104,13 +89,13 @@ class DirectCall:
         x, first = self._read(x, states, stream)
         y = torch.empty(self.output, device=self.device)
         last = [torch.empty(shape, device=self.device) for shape in self.last]
-        kept = None
+        workspace = None
         if recording.kept_bytes:
-            kept = torch.empty(recording.kept_bytes, dtype=torch.uint8, device=self.device)
+            workspace = torch.empty(recording.kept_bytes, dtype=torch.uint8, device=self.device)
         addresses = [t.data_ptr() for t in (x, *first, *parameters, y, *last)]
-        addresses.append(0 if kept is None else kept.data_ptr())
+        addresses.append(0 if workspace is None else workspace.data_ptr())
         recording.fire(addresses, stream)
-        return y, last, kept
+        return y, last, workspace
 
     def _read(
         self, x: Tensor, states: Sequence[Tensor] | None, stream: int | None
@@ -158,38 +143,30 @@ class DirectCall:
     # ---- backward
 
     def backward(
-        self, gradients: Sequence[Tensor | None], kept: KeptTensors, wants_x: bool, wants_parameters: bool
+        self, gradients: Sequence[Tensor | None], saved: KeptTensors, wants_x: bool, wants_parameters: bool
     ) -> Sequence[Tensor | None]:
         """See `protocol.DirectCall`."""
-        given = [None if g is None else g.contiguous() for g in self._of_sequences(gradients)]
-        key = (*[g is not None for g in given], wants_x, wants_parameters)
-        recording = self._backward.get(key) or self._record_backward(key, given)
+        own_gradients = [
+            None if g is None else g.contiguous()
+            for g in gradients_of_outputs(self.case.cell, self.steps, gradients)
+        ]
+        key = (*[g is not None for g in own_gradients], wants_x, wants_parameters)
+        recording = self._backward.get(key) or self._record_backward(key, own_gradients)
         stream = stream_of(self.device)
-        x, first = self._read(kept.x, kept.states, stream)
+        x, first = self._read(saved.x, saved.states, stream)
         results = [torch.empty(self._numbers, device=self.device)] if wants_parameters else []
         if wants_x:
             results.append(torch.empty(self.delta, device=self.device))
-        addresses = [t.data_ptr() for t in (x, *first, *kept.parameters, kept.y)]
-        addresses.append(0 if kept.kept is None else kept.kept.data_ptr())
-        addresses += [t.data_ptr() for t in (*given, *results) if t is not None]
+        assert saved.y is not None
+        addresses = [t.data_ptr() for t in (x, *first, *saved.parameters, saved.y)]
+        addresses.append(0 if saved.workspace is None else saved.workspace.data_ptr())
+        addresses += [t.data_ptr() for t in (*own_gradients, *results) if t is not None]
         addresses.append(0)
         recording.fire(addresses, stream)
-        d_x = self._input_gradient(results[-1], kept.parameters) if wants_x else None
+        d_x = self._input_gradient(results[-1], saved.parameters) if wants_x else None
         if not wants_parameters:
-            return [d_x, *[None] * len(kept.parameters)]
-        return [d_x, *unflatten(results[0], kept.parameters)]
-
-    def _of_sequences(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of all outputs of the cell, from those of the first state's sequence and of the last states."""
-        found: list[Tensor | None] = [None] * len(self.case.cell.outputs)
-        found[self.places[0]], *of_last = gradients
-        for place, g in zip(self.places, of_last, strict=True):
-            if g is not None:
-                known = found[place]
-                whole = g.new_zeros((self.steps, *g.shape[1:])) if known is None else known.clone()
-                whole[-1:] += g
-                found[place] = whole
-        return found
+            return [d_x, *[None] * len(saved.parameters)]
+        return [d_x, *unflatten(results[0], saved.parameters)]
 
     def _input_gradient(self, delta: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         entry = delta[..., : self.case.cell.entry_width].flatten(0, 1)
@@ -197,12 +174,12 @@ class DirectCall:
         matrix = U[0] if len(U) == 1 else torch.cat(U)
         return input_projection.input_gradient(entry, matrix, True).view(self.projection_case.shape)
 
-    def _record_backward(self, key: tuple, given: Sequence[Tensor | None]) -> Recording:
+    def _record_backward(self, key: tuple, own_gradients: Sequence[Tensor | None]) -> Recording:
         """The loop, and all sums over its rows."""
         recorder, own, (*_, wants_x, wants_parameters) = Recorder(self.device), adjoint(self.case.cell), key
         x, inputs, _ = self._stand_ins(recorder)
         stored = self._stored(recorder)
-        gradients = [None if g is None else recorder.stand_in(g.shape) for g in given]
+        gradients = [None if g is None else recorder.stand_in(g.shape) for g in own_gradients]
         with recorded(recorder):
             delta = x.new_empty(self.delta)
             loop = run.BackwardLaunch.of(self.case, gradients, stored, inputs, delta)  # type: ignore[arg-type]
@@ -240,11 +217,11 @@ class DirectCall:
         starts = [_count(wiring.shapes[:i]) for i in range(len(wiring.shapes))]
         ones = bool(wiring.biases or wiring.vectors)
         blocks = weight_sums.blocks(own, inner, ones)
-        found: list[Target] = []
+        targets: list[Target] = []
 
         def add(block: SumBlock, column: int, count: int, parameter: int, start: int, row: int) -> None:
             rows = block._replace(right=column, right_end=column + count)
-            found.append(Target(rows, flat, starts[parameter] + start, row))  # type: ignore[arg-type]
+            targets.append(Target(rows, flat, starts[parameter] + start, row))  # type: ignore[arg-type]
 
         for product, block in zip(shared_products(own), blocks, strict=False):
             at = product.start
@@ -263,7 +240,7 @@ class DirectCall:
         for (_, number), rows in own.vector_columns.items():
             parameter, start, count, _ = wiring.vectors[number]
             add(blocks[-1], rows.start, count, parameter, start, 1)
-        return found
+        return targets
 
 
 @lru_cache(maxsize=1024)

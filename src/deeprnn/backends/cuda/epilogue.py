@@ -141,17 +141,17 @@ def _shifted(formula: Expression) -> dict[Expression, Expression]:
 
 def summed_outputs(cell: CellDescription) -> set[Output]:
     """Outputs that products multiply, themselves or by way of a stage without pre-activations."""
-    low, found = lower(cell), set()
+    low, outputs = lower(cell), set()
     for _, _, product in cell.products:
         v = product.vector
         if v.kind == "state":
-            found.add(cell.new_states[v.index])
+            outputs.add(cell.new_states[v.index])
         elif v.stage in low.inlined:
             (node,) = leaves_of([cell.stages[v.stage].outputs[v.index]], "state")
-            found.add(cell.new_states[node.value[0]])  # type: ignore[index]
+            outputs.add(cell.new_states[node.value[0]])  # type: ignore[index]
         else:
-            found.add(Output(v.stage, v.index))
-    return found
+            outputs.add(Output(v.stage, v.index))
+    return outputs
 
 
 class _Backward:

@@ -41,8 +41,8 @@ def serves(case: Case, projection: InputProjection, inputs: Inputs) -> bool:
     x = projection.x
     if x.dim() != 3 or inputs.masks or case.dtype != torch.float32:
         return False
-    given = (*projection.tensors, *inputs.states, *inputs.matrices, *inputs.vectors)
-    if any(t.dtype != torch.float32 for t in given):
+    tensors = (*projection.tensors, *inputs.states, *inputs.matrices, *inputs.vectors)
+    if any(t.dtype != torch.float32 for t in tensors):
         return False
     if any(u.dim() != 2 or u.shape[1] != x.shape[-1] for u in projection.U):
         return False
@@ -137,10 +137,10 @@ def backward(
     if groups.x:
         entry = delta if own.width == cell.entry_width else delta[..., : cell.entry_width]
         d_x = input_gradient(entry.flatten(0, 1), projection.matrix, fast).view_as(projection.x)
-    found = [d_x, *_entered(projection_case, d_U, summed)]
-    found += run.with_first(states, first) if groups.states else [None] * len(cell.states)
-    found += d_matrices if groups.matrices else [None] * len(cell.matrices)
-    return found + (vector_gradients_of_sums(own, summed) if groups.vectors and summed is not None else [])
+    results = [d_x, *_entered(projection_case, d_U, summed)]
+    results += run.with_first(states, first) if groups.states else [None] * len(cell.states)
+    results += d_matrices if groups.matrices else [None] * len(cell.matrices)
+    return results + (vector_gradients_of_sums(own, summed) if groups.vectors and summed is not None else [])
 
 
 class _Needed(NamedTuple):
@@ -250,7 +250,7 @@ def _chunks(
 ) -> list[_Chunk]:
     """The chunks, the last one first, as the loop goes. All memory is taken here."""
     case, cell, own = projection_case.case, projection_case.case.cell, adjoint(projection_case.case.cell)
-    plan, found = _time_chunks(projection_case), []
+    plan, chunks = _time_chunks(projection_case), []
     gradients = [None if g is None else g.contiguous() for g in gradients]
     ones = bool(projection.b or inputs.vectors)
 
@@ -265,13 +265,13 @@ def _chunks(
         after = delta[b] if b < len(delta) else None
         own_gradients = [part(g, a, b) for g in gradients]
         loop = run.BackwardLaunch.of(case, own_gradients, own_stored, now, own_delta, after, a == 0)
-        onto = found[0].sums if found else None
+        onto = chunks[0].sums if chunks else None
         free = plan.free_processors if a else 0
         x = part(projection.x, a, b)
-        found.append(
+        chunks.append(
             _Chunk(loop, own_delta, weight_sums.WeightSums(own, own_stored, now, x, ones, free, onto))
         )
-    return found
+    return chunks
 
 
 def _time_chunks(projection_case: ProjectionCase) -> Chunks:

@@ -44,8 +44,8 @@ def _candidates() -> Iterator[str]:
             if (folder / name).exists():
                 yield str(folder / name)
     yield from names  # the loader's own search path
-    if found := ctypes.util.find_library("nvrtc"):
-        yield found
+    if installed := ctypes.util.find_library("nvrtc"):
+        yield installed
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from deeprnn.cells.expressions import Expression
 from deeprnn.cells.tracing.blocks import BATCH, ROWS, Filled, Index, State
-from deeprnn.cells.tracing.elementwise import EXPRESSIONS
+from deeprnn.cells.tracing.elementwise import EXPRESSIONS, OF_TRUTH_VALUES
 from deeprnn.cells.tracing.operations import FILLS, MOVES, ROW_WISE, SAME, name_of, treats_rows_apart
 from deeprnn.cells.tracing.outside import Outside
 from deeprnn.cells.tracing.recording import Undescribable, where
@@ -110,6 +110,8 @@ class Columns(Outside):
             args = (*args[:2], fill.start * ROWS)
         if name_of(node) in SAME:
             return args[0]
+        if name_of(node) == "copy":
+            self._check_copy(node)
         if name_of(node) in ("view", "_unsafe_view"):  # names need not lie in memory as the tensor does
             return args[0].reshape(args[1])
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -119,7 +121,9 @@ class Columns(Outside):
             return self.names(node)
         return BATCH if node is self.recording.rows else BATCH * node.args[1]  # type: ignore[operator]
 
-    def _filled(self, node: fx.Node, value: float, kind: str) -> None:
+    def _filled(self, node: fx.Node, value: Any, kind: str) -> None:
+        if isinstance(value, fx.Node):
+            raise Undescribable(f"{name_of(node)} fills with the value of a tensor{where(node)}")
         block = self.add(Filled, 1, float(value))
         self.values[node] = torch.full(node.meta["shape"], block.start * ROWS)
         self.kinds[node], self.sources[node] = "row" if kind == "loop" else "fixed", frozenset()
@@ -133,6 +137,12 @@ class Columns(Outside):
         elif name not in ROW_WISE or not treats_rows_apart(inner, {a: self.names(a) for a in given}, ROWS):
             raise Undescribable(f"{name} mixes the rows of a batch, or may do so{where(node)}")
         self.fresh_row(node)
+
+    def _check_copy(self, node: fx.Node) -> None:
+        """What is written into a tensor takes its type: truth values may become numbers, and nothing else another."""
+        into, given = (a.meta["dtype"] for a in node.all_input_nodes[:2])
+        if into != given and not (given is torch.bool and into.is_floating_point):
+            raise Undescribable(f"{given} is written into a tensor of {into}{where(node)}")
 
     def _check_type(self, node: fx.Node) -> None:
         dtype, state = node.meta["dtype"], self.recording.states[0].meta["dtype"]
@@ -152,6 +162,8 @@ def _arguments_apart(node: fx.Node) -> tuple[list[fx.Node], Callable[..., Expres
 
     places = fx.map_arg((node.args, node.kwargs), lambda n: _Place(note(n)))
     build = EXPRESSIONS[name_of(node)]
+    if node.meta.get("dtype") is torch.bool:
+        build = OF_TRUTH_VALUES.get(name_of(node), build)
 
     def rebuild(*given: Expression) -> Expression:
         args, kwargs = _filled_in(places, given)

@@ -63,6 +63,22 @@ def _or(a: Expression, b: Expression) -> Expression:
     return a + b - a * b
 
 
+def _truth(a: E) -> Expression:
+    """1 where a number is not 0."""
+    a = as_expression(a)
+    return a if _is_truth(a) else _not(_equal(a, 0.0))
+
+
+def _is_truth(e: Expression) -> bool:
+    """Whether an expression is 0 or 1 by the way it is made."""
+    if e.op in ("greater", "equal", "step"):
+        return True
+    if e.op == "constant":
+        return e.value in (0.0, 1.0)
+    complement = e.op == "subtract" and e.args[0] == constant(1.0)
+    return (complement or e.op == "multiply") and all(_is_truth(a) for a in e.args)
+
+
 def _clamp(x: Expression, low: E | None = None, high: E | None = None) -> Expression:
     """At a bound the gradient is 1, as torch has it: not the shared one of a maximum."""
     if low is not None:
@@ -85,7 +101,7 @@ def _power(a: Expression, b: E) -> Expression:
 
 def _exp_below_zero(x: Expression) -> Expression:
     """eˣ − 1 for x ≤ 0, and 0 elsewhere: nothing overflows in a branch that is not taken."""
-    return apply("exp", _select(_greater(x, 0.0), 0.0, x)) - 1.0
+    return apply("expm1", _select(_greater(x, 0.0), 0.0, x))
 
 
 def _elu(x: Expression, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Expression:
@@ -93,7 +109,8 @@ def _elu(x: Expression, alpha: float = 1, scale: float = 1, input_scale: float =
 
 
 def _softplus(x: Expression, beta: float = 1, threshold: float = 20) -> Expression:
-    return apply("softplus", x * beta) * (1 / beta)
+    y = apply("softplus", x * beta) * (1 / beta)
+    return y if threshold >= 20 else _select(_greater(x * beta, threshold), x, y)
 
 
 def _gelu(x: Expression, approximate: str = "none") -> Expression:
@@ -121,7 +138,7 @@ def _leaky(x: Expression, slope: E = 0.01) -> Expression:
 
 
 def _cast(x: Expression, **kw: Any) -> Expression:
-    return _not(_equal(x, 0.0)) if kw.get("dtype") is torch.bool else x
+    return _truth(x) if kw.get("dtype") is torch.bool else x
 
 
 def _same(x: Expression, *_: Any, **__: Any) -> Expression:
@@ -146,9 +163,9 @@ EXPRESSIONS: dict[str, Callable[..., Expression]] = {
     "pow": lambda a, b: _power(a, b) if isinstance(a, Expression) else apply("exp", b * math.log(a)),
     "exp": _f("exp"),
     "exp2": lambda a: apply("exp", a * math.log(2)),
-    "expm1": lambda a: apply("exp", a) - 1.0,
+    "expm1": _f("expm1"),
     "log": _f("log"),
-    "log1p": lambda a: apply("log", a + 1.0),
+    "log1p": _f("log1p"),
     "log2": lambda a: apply("log", a) * (1 / math.log(2)),
     "sigmoid": _f("sigmoid"),
     "tanh": _f("tanh"),
@@ -188,14 +205,17 @@ EXPRESSIONS: dict[str, Callable[..., Expression]] = {
     "eq": _equal,
     "ne": lambda a, b: _not(_equal(a, b)),
     "heaviside": lambda a, value: _select(_equal(a, 0.0), value, apply("step", a)),
-    "logical_and": _times,
+    "logical_and": lambda a, b: _truth(a) * _truth(b),
     "bitwise_and": _times,
-    "logical_or": _or,
+    "logical_or": lambda a, b: _or(_truth(a), _truth(b)),
     "bitwise_or": _or,
-    "logical_not": _not,
+    "logical_not": lambda a: _not(_truth(a)),
     "bitwise_not": _not,
-    "logical_xor": lambda a, b: _not(_equal(a, b)),
+    "logical_xor": lambda a, b: _not(_equal(_truth(a), _truth(b))),
+    "bitwise_xor": lambda a, b: _not(_equal(a, b)),
     "detach": _f("detach"),
     "_to_copy": _cast,
     "clone": _same,
 }
+OF_TRUTH_VALUES: dict[str, Callable[..., Expression]] = {"add": lambda a, b, alpha=1: _or(a, b)}
+"""operations that mean something else where their results are truth values"""

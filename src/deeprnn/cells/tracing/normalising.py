@@ -30,6 +30,7 @@ def normalise(recording: Recording) -> None:
                 recording.graph.erase_node(node)
             elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 raise Undescribable(f"{name} draws random numbers in a way that is not known{where(node)}")
+    recording.new_states = list(recording.graph.output_node().args[0])  # type: ignore[arg-type]  # some were replaced
     recording.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
 
 

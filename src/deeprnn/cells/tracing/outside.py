@@ -44,7 +44,8 @@ class Outside(Blocks):
 
     def constant(self, tensor: Tensor) -> fx.Node:
         """A tensor of our own as a node."""
-        key = (str(tensor.dtype), tuple(tensor.shape), tensor.numpy().tobytes())
+        numbers = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()  # numpy has no bfloat16
+        key = (str(tensor.dtype), tuple(tensor.shape), numbers)
         if key in self.made:
             return self.made[key]
         name = f"constant_{len(self.recording.constants)}"

@@ -15,7 +15,7 @@ import torch
 from deeprnn.cells.expressions import Expression, constant, in_order, leaf
 from deeprnn.cells.tracing.blocks import ROWS, Block, Computed, Filled, Index, Known, Multiplied, Part, State
 from deeprnn.cells.tracing.columns import Columns
-from deeprnn.cells.tracing.operations import batch_dimension
+from deeprnn.cells.tracing.operations import batch_dimension, name_of
 from deeprnn.cells.tracing.recording import Undescribable, where
 
 Cut = tuple[int, Index]  # a state, and places that should be a part of it by themselves
@@ -102,6 +102,8 @@ class Pulled:
             return block.build(*args)
         except NotImplementedError as error:
             raise Undescribable(f"{error}{where(block.node)}") from None
+        except (ArithmeticError, ValueError) as error:  # of constants, such as a division by zero
+            raise Undescribable(f"{name_of(block.node)}: {error}{where(block.node)}") from None
 
     def _state(self, atom: State, index: Index) -> Expression:
         if len(index) == atom.width and (index == np.arange(atom.width)).all():

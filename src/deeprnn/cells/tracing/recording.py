@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from deeprnn.cells import draws
 from deeprnn.cells.tracing.replacements import REPLACEMENTS
-from deeprnn.cells.tracing.side_effects import undone
+from deeprnn.cells.tracing.side_effects import heard, iterator_of, undone
 
 aten = torch.ops.aten
 SIZES = (3, 5)
@@ -113,6 +113,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.recorder.line = _user_line()
+        self.recorder.called = getattr(func, "__name__", "")
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -136,6 +137,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.found = Recording()
         self.line = ""
+        self.called = ""  # torch's function, which may be several operations
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Tensor] = []  # a tensor's id stays its own while it lives
         self.stand_ins: dict[int, Tensor] = {}
@@ -178,6 +180,7 @@ class _Recorder(TorchDispatchMode):
             raise Undescribable(f"the step asks for the value of a tensor ({self.line})")
         if func._schema.is_mutable:
             name = str(func).removeprefix("aten.").partition(".")[0]
+            name = name if self.called in ("", name) else f"{self.called}: {name}"
             raise Undescribable(f"{name} writes into a tensor that the step does not own ({self.line})")
         result = func(*args, **kwargs)
         graph = self.found.graph
@@ -216,6 +219,8 @@ def record(
     `Undescribable`; errors of the step itself come as that too, and again, as they are, when the step is called for
     what it computes.
     """
+    if (name := iterator_of(module)) is not None:
+        raise Undescribable(f"{name} is an iterator, which a step can only move on")
     first, second = (_run(step, module, held, x, states, dtype, batch) for batch in SIZES)
     if first.change is not None and second.change is not None:  # once may have been another thread
         raise ChangesItself(first.change)
@@ -267,7 +272,8 @@ def _run(
     functional = torch.func.functionalize(watched, remove="mutations")
     with undone(module) as change, torch.random.fork_rng([]), recorder:
         try:
-            result = functional(entering, *first)
+            with heard(_calls):
+                result = functional(entering, *first)
         except Undescribable:
             raise
         except Exception as error:
@@ -275,9 +281,17 @@ def _run(
         finally:
             found.change = change()
     result = result if isinstance(result, (tuple, list)) else (result,)
+    shapes = [tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__ for h in result]
+    if shapes != [(batch, n) for n in states]:  # the plain loop says it in its own words, as an error
+        raise Undescribable(f"the step returns {shapes} in place of states of {list(states)}")
     found.new_states = [recorder.node_of(h) for h in result]
     found.graph.output(tuple(found.new_states))
     return found
+
+
+def _calls(name: str, frame: Any) -> Undescribable:
+    place = f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"
+    return Undescribable(f"the step calls {name}, which is for every step to do ({place})")
 
 
 def _reason(error: Exception, line: str) -> str:

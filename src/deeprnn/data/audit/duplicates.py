@@ -58,7 +58,7 @@ def near_duplicates(
 ) -> list[Match]:
     """For every piece of `mine` that has a near-duplicate among `theirs`, the nearest one."""
     held = _contained(mine, theirs) if passages else {}
-    found: dict[int, list[Match]] = {}
+    matches: dict[int, list[Match]] = {}
     near = {
         *_candidates(mine, theirs, threshold),
         *(pair for pair, share in held.items() if share >= threshold),
@@ -68,12 +68,12 @@ def near_duplicates(
         similarity, semitones = _aligned(mine, piece, theirs, other, 0.0 if share >= threshold else threshold)
         if similarity >= threshold or share >= threshold:
             match = Match(piece, other, similarity, semitones, share, threshold)
-            found.setdefault(piece, []).append(match)
+            matches.setdefault(piece, []).append(match)
     nearest = {
         piece: max(several, key=lambda m: (m.similarity, m.semitones == 0, m.contained, -m.other))
-        for piece, several in found.items()
+        for piece, several in matches.items()
     }
-    return [replace(nearest[piece], others=len(found[piece])) for piece in sorted(found)]
+    return [replace(nearest[piece], others=len(matches[piece])) for piece in sorted(matches)]
 
 
 def shared_passages(mine: Pieces, theirs: Pieces, length: int = PASSAGE) -> np.ndarray:
@@ -149,7 +149,7 @@ def _aligned(mine: Pieces, piece: int, theirs: Pieces, other: int, threshold: fl
         if _in_common(a, moved) < longer - most or _in_common(_twos(a), _twos(moved)) < longer - 1 - 2 * most:
             continue  # in this key they have too little in common, in whatever order
         similarity = 1 - edits(a, moved, most) / longer
-        best = max(best, (similarity, shift), key=lambda found: (found[0], -abs(found[1])))
+        best = max(best, (similarity, shift), key=lambda candidate: (candidate[0], -abs(candidate[1])))
     return best
 
 

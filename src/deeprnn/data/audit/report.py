@@ -52,8 +52,8 @@ class Comparison:
     @property
     def counts(self) -> dict[str, int]:
         """Near-duplicates by kind."""
-        found = Counter(match.kind for match in self.matches)
-        return {kind: found[kind] for kind in KINDS if found[kind]}
+        kinds = Counter(match.kind for match in self.matches)
+        return {kind: kinds[kind] for kind in KINDS if kinds[kind]}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -105,13 +105,13 @@ class Audit:
 
     def same_melody(self, split: str, against: str = "train") -> list[int]:
         """The songs of a split that are near-duplicates of one in another by all their notes, or the highest alone."""
-        found = [
+        songs = [
             m.piece
             for c in self.comparisons
             if (c.split, c.other) == (split, against)
             for m in (*c.matches, *c.melodies)
         ]
-        return sorted(set(found))
+        return sorted(set(songs))
 
     def clean(self, split: str, against: str = "train", melodies: bool = False) -> np.ndarray:
         """Which frames or symbols of a split belong to no near-duplicate: (symbols,) bool.
@@ -119,8 +119,8 @@ class Audit:
         With `melodies` also to no song whose highest notes have one.
         """
         keep = np.ones(self.sizes[split], bool)
-        found = self.same_melody(split, against) if melodies else self.flagged(split, against)
-        for start, stop in self.spans[split][found]:
+        duplicates = self.same_melody(split, against) if melodies else self.flagged(split, against)
+        for start, stop in self.spans[split][duplicates]:
             keep[start:stop] = False
         return keep
 
@@ -186,8 +186,8 @@ def _compare_text(
     split: str, other: str, data: TextData, texts: Mapping[str, TextPieces], threshold: float
 ) -> Comparison:
     mine, theirs = texts[split], texts[other]
-    found = near_duplicates(mine.compared, theirs.compared, threshold, passages=False)
-    matches = tuple(mine.numbered(match, theirs) for match in found)
+    lines = near_duplicates(mine.compared, theirs.compared, threshold, passages=False)
+    matches = tuple(mine.numbered(match, theirs) for match in lines)
     shared = {
         f"{n}-grams": s for n, s in shared_ngrams(data.splits[split], data.splits[other], data.kind).items()
     }

@@ -48,9 +48,9 @@ class TextPieces:
         spans = spans[spans[:, 1] > spans[:, 0]]
         lines = [data.decode(ids[a:b]).strip() for a, b in spans]
         words = [[index.setdefault(word, len(index)) for word in line.split()] for line in lines]
-        kept = [i for i, line in enumerate(words) if LEAST_WORDS <= len(line) <= MOST_WORDS]
-        pieces = Pieces.of_lines([np.array(words[i]) for i in kept], [lines[i] for i in kept])
-        return cls(lines, spans, pieces, np.array(kept, np.int64))
+        numbers = [i for i, line in enumerate(words) if LEAST_WORDS <= len(line) <= MOST_WORDS]
+        pieces = Pieces.of_lines([np.array(words[i]) for i in numbers], [lines[i] for i in numbers])
+        return cls(lines, spans, pieces, np.array(numbers, np.int64))
 
     def numbered(self, match: Match, other: TextPieces) -> Match:
         """A match of compared pieces by the numbers of their lines."""

@@ -48,7 +48,7 @@ def bundle(main: str) -> str:
 
 
 def _module(name: str, text: str) -> str:
-    exported = [found[1] for found in _EXPORT.findall(text)]
+    exported = [match[1] for match in _EXPORT.findall(text)]
     body = _EXPORT.sub(r"\1", _linked(text))
     return f"const ${name} = (() => {{\n{body}return {{ {', '.join(exported)} }};\n}})();\n"
 

@@ -54,6 +54,14 @@ class Group:
         """The run with the lowest validation score."""
         return min(self.runs, key=lambda run: math.inf if (v := score(run, "valid")) is None else v)
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader must know of some of the runs: 1 of 5 cut off by time."""
+        from deeprnn.runs.summary import summary
+
+        told = [mark for run in self.runs for mark in summary(run)["marks"]]
+        return tuple(f"{told.count(mark)} of {len(self.runs)} {mark}" for mark in dict.fromkeys(told))
+
     def mean(self, split: str) -> tuple[float, float] | None:
         """Mean and standard deviation over seeds; the deviation of one run is 0."""
         values = [v for run in self.runs if (v := score(run, split)) is not None]
@@ -120,14 +128,11 @@ class TextPrediction:
 def predict(run: Run) -> PiecePrediction | TextPrediction | str:
     """The model over a piece of the test split, or why there is none to show."""
     from deeprnn.generation.primers import run_data
-    from deeprnn.training.evaluate import visible
-    from deeprnn.training.recipe import Recipe
 
     try:
         data = run_data(run)
     except (UserError, OSError) as error:
         return f"The data is not here, so that no test piece can be shown ({error})."
-    data = visible(data, Recipe.from_dict(run.recipe).evaluation)
     split = "test" if "test" in data.splits and len(data.splits["test"]) else "valid"
     try:
         model = run.model()

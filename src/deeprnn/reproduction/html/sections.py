@@ -18,6 +18,7 @@ from deeprnn.render.model_diagram import model_svg
 from deeprnn.render.synth import timbre_name
 from deeprnn.reproduction.html.gather import Group, PiecePrediction, TextPrediction, predict, sample, score
 from deeprnn.runs.reading import read_regular, regular
+from deeprnn.runs.summary import MARK
 
 if TYPE_CHECKING:
     from deeprnn.runs.folder import Run
@@ -39,7 +40,7 @@ def results_table(groups: Sequence[Group]) -> str:
             f'<span title="{group.weights:,}; {group.parameters:,} with biases">{short_count(group.weights)}</span>',
             str(len(group.runs)),
             *(spread(group.mean(split)) for split in ("train", "valid")),
-            spread(test),
+            spread(test) + MARK * bool(group.marks),
             "–" if group.paper is None else f"{group.paper:g}",
             difference(test, group.paper),
             escape(group.metric),
@@ -50,7 +51,9 @@ def results_table(groups: Sequence[Group]) -> str:
             *(f"<td{' class=best' if i == 6 and best else ''}>{cell}</td>" for i, cell in enumerate(cells)),
         ]
         out.append("</tr>")
-    return '<div class="wide">' + "".join([*out, "</tbody></table></div>"])
+    remarks = [f"{MARK} {g.label} on {g.data}: {'; '.join(g.marks)}" for g in groups if g.marks]
+    told = "".join(f'<p class="quiet">{escape(remark)}</p>' for remark in remarks)
+    return '<div class="wide">' + "".join([*out, "</tbody></table></div>", told])
 
 
 def spread(value: tuple[float, float] | None) -> str:
@@ -269,6 +272,7 @@ def settings(run: Run) -> str:
         "status": info.get("status"),
         "seed": info.get("seed"),
         "epochs": len(rows) or None,
+        "ended": info.get("reason"),
         "best epoch": (info.get("result") or {}).get("best_epoch"),
         "training time": f"{rows[-1].get('seconds', math.nan):,.0f} s" if rows else None,
         "validation": None if (valid := score(run, "valid")) is None else f"{valid:.4f}",

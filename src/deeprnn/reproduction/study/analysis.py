@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction import statistics
+from deeprnn.reproduction.deviations import marks_of
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.study.jobs import Candidate, Runs, chosen, has_diverged, ranking
 from deeprnn.reproduction.study.plan_file import Contender, Study, Trial, member_key, members
+from deeprnn.runs.summary import MARK
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Score:
     """fields whose chosen value is the largest or smallest of the grid, zero aside: the best may lie beyond"""
     ahead: float | None = None
     """what the runner-up among the trials costs more on validation"""
+    search: tuple[Entry, ...] = ()
+    """the runs by which validation chose"""
 
     @property
     def missing(self) -> int:
@@ -49,6 +53,11 @@ class Score:
     def lost(self) -> bool:
         """Whether too few seeds have a result, and no run can change that: it cannot win."""
         return self.hopeless or self.wanted - self.diverged < self.least
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader must know of some of the runs: 1 of 10 code with changes in no commit."""
+        return (*marks_of(self.entries), *(f"of the search, {mark}" for mark in marks_of(self.search)))
 
     def values(self, split: str = "test") -> list[float]:
         """Results, in order of seeds."""
@@ -69,6 +78,7 @@ class Score:
             "lost": self.lost,
             "at_the_edge": list(self.edges),
             "ahead_of_runner_up": self.ahead,
+            "marks": list(self.marks),
             "valid": statistics.mean(self.values("valid")) if known else None,
             "test": statistics.mean(self.values()) if known else None,
             "sd": statistics.deviation(self.values()) if known else None,
@@ -192,7 +202,15 @@ def _score(study: Study, contender: Contender, data: str, runs: Runs) -> Score:
         least=least,
         edges=_edges(study.family(contender).grid, winner.trial),
         ahead=_ahead(ranking(study, contender, data, runs)),
+        search=tuple(_searched(study, contender, data, runs)),
     )
+
+
+def _searched(study: Study, contender: Contender, data: str, runs: Runs) -> Iterator[Entry]:
+    for trial in study.family(contender).trials:
+        for recipe, _ in members(study, contender, data, trial):
+            if member_key(recipe) in runs.entries:
+                yield runs.entries[member_key(recipe)]
 
 
 def _edges(grid: Mapping[str, Sequence[Any]], trial: Trial) -> tuple[str, ...]:
@@ -229,24 +247,25 @@ def _answers(asked: Sequence[tuple[Score, Score] | None], study: Study) -> tuple
 # ---- words
 
 
-def text(found: Results) -> str:
+def text(outcome: Results) -> str:
     """The study for a person: the answers, the scores behind them, what is missing."""
-    study = found.study
+    study = outcome.study
     lines = [study.question, ""]
-    asked = len(found.answers) + len(found.open) + len(found.void)
-    lines += [f"  {_told(answer, study)}" for answer in found.answers]
-    lines += [f"  not answered: {line}" for line in (*found.open, *found.void)]
-    shown = sum(answer.verdict == "yes" for answer in found.answers)
+    asked = len(outcome.answers) + len(outcome.open) + len(outcome.void)
+    lines += [f"  {_told(answer, study)}" for answer in outcome.answers]
+    lines += [f"  not answered: {line}" for line in (*outcome.open, *outcome.void)]
+    shown = sum(answer.verdict == "yes" for answer in outcome.answers)
     lines += [
         "",
         f"Answered yes: {shown} of {asked}. Of each side the contender that is best on validation; test results of "
         f"{len(study.seeds)} new seeds each, Welch's t-test, Holm's correction over {asked}, level {study.level:g}.",
     ]
-    if found.pairs:
+    if outcome.pairs:
         lines += ["", "Pairs that the plan names (corrected among themselves):"]
-        lines += [f"  {_told(answer, study)}" for answer in found.pairs]
+        lines += [f"  {_told(answer, study)}" for answer in outcome.pairs]
     lines += ["", "Scores on test, mean ± standard deviation over seeds, and what was chosen:"]
-    lines += [f"  {_scored(score)}" for score in found.scores]
+    lines += [f"  {_scored(score)}" for score in outcome.scores]
+    lines += remarks(outcome.scores)
     return "\n".join(lines)
 
 
@@ -262,9 +281,18 @@ def _told(answer: Answer, study: Study) -> str:
 
 
 def label(score: Score) -> str:
-    """A contender's name; where seeds diverged, of how many its number is."""
+    """A contender's name; where seeds diverged, of how many its number is; a mark where `marks` says something."""
     left_out = f" ({score.diverged} of {score.wanted} seeds diverged)" if score.diverged else ""
-    return score.contender.label + left_out
+    return score.contender.label + left_out + MARK * bool(score.marks)
+
+
+def remarks(scores: Sequence[Score]) -> list[str]:
+    """What the mark stands for, contender by contender."""
+    return [
+        f"{MARK} {s.data}, {s.contender.family}, {s.contender.label}: {'; '.join(s.marks)}"
+        for s in scores
+        if s.marks
+    ]
 
 
 def _scored(score: Score) -> str:
@@ -281,11 +309,10 @@ def _scored(score: Score) -> str:
     if not score.entries:
         return f"{place}: no seed yet{diverged} ({told})"
     values = score.values()
-    spread = statistics.deviation(values)
     unit = HEADLINE[score.entries[0].kind].name
     missing = "" if score.whole else f", {score.missing} seeds missing"
     return (
-        f"{place}: {statistics.mean(values):.3f}{'' if spread is None else f' ± {spread:.3f}'} {unit}, "
+        f"{place}: {statistics.plus_minus(values, 3)}{MARK * bool(score.marks)} {unit}, "
         f"{len(values)} seeds{missing}{diverged} ({told})"
     )
 

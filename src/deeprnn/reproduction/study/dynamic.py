@@ -1,6 +1,7 @@
 """Dynamic evaluation of a study's final runs where a goal asks for it: a rate chosen on validation, test scored once.
 
-It needs the parameters of the runs, so it goes by their folders, as soon as a contender has all its seeds.
+It needs the parameters of the runs, so it goes by their folders, as soon as a run has ended: on a borrowed machine
+nobody knows how long they stay.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ def read_dynamic(ledger: Path) -> dict[str, dict[str, float]]:
 
 
 def wanted(study: Study, runs: Runs, ledger: Path) -> list[Entry]:
-    """Final runs of contenders that have all seeds, in rows with such a goal, that are not scored yet."""
-    known = read_dynamic(ledger)
+    """Final runs in rows with such a goal that are not scored yet."""
     rows = {(goal.family, goal.data) for goal in study.goals if goal.dynamic}
-    scores = results(study, runs).scores if rows else ()
-    whole = [s for s in scores if s.whole and not s.lost and (s.contender.family, s.data) in rows]
-    return [entry for score in whole for entry in score.entries if entry.path.name not in known]
+    if not rows:
+        return []
+    known = read_dynamic(ledger)
+    scores = [s for s in results(study, runs).scores if (s.contender.family, s.data) in rows]
+    return [entry for score in scores for entry in score.entries if entry.path.name not in known]
 
 
 def score_dynamic(

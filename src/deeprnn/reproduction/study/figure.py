@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
 from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
-from deeprnn.reproduction.study.analysis import Answer, Results, label, title
+from deeprnn.reproduction.study.analysis import Answer, Results, label, remarks, title
 
 COLOURS = {"yes": SERIES[0], "no": SOFT, "no: worse": SERIES[1]}
 
 
-def study_figure(found: Results) -> bytes:
+def study_figure(outcome: Results) -> bytes:
     """A row for each answer: left of zero the tested side is better; the bar is a 95 % interval."""
-    study, rows, open_rows = found.study, list(found.answers), (*found.open, *found.void)
-    figure = new_figure(8.8, 1.7 + 0.55 * (len(rows) + len(open_rows)))
+    study, rows, open_rows = outcome.study, list(outcome.answers), (*outcome.open, *outcome.void)
+    notes = remarks([score for row in rows for score in (row.tested, row.control)])
+    figure = new_figure(8.8, 1.7 + 0.55 * (len(rows) + len(open_rows)) + 0.2 * len(notes))
     axes = figure.add_subplot()
     dress(axes, study.question)
     axes.grid(axis="y", visible=False)
@@ -30,11 +33,9 @@ def study_figure(found: Results) -> bytes:
     axes.set_yticks(range(len(names)), names, color=INK)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(-1.05 * reach, 1.6 * reach)
-    axes.set_xlabel(
-        f"test cost of {study.tested} against {study.control}, %:  ← {study.tested} better    {study.control} better →",
-        color=SOFT,
-        fontsize=9,
-    )
+    sides = f"← {study.tested} better    {study.control} better →"
+    caption = f"test cost of {study.tested} against {study.control}, %:  {sides}"
+    axes.set_xlabel("\n".join([caption, *(fill(note, 100) for note in notes)]), color=SOFT, fontsize=9)
     return png_bytes(figure)
 
 

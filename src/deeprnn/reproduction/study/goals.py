@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
+from deeprnn.reproduction.layout import markdown_table
 from deeprnn.reproduction.statistics import mean, plus_minus
-from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, results, title
+from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, remarks, results, title
 from deeprnn.reproduction.study.dynamic import read_dynamic
 from deeprnn.reproduction.study.jobs import Runs
 from deeprnn.reproduction.study.plan_file import Contender, Goal, Study, member_key, members, read_study
@@ -32,22 +32,20 @@ def table(study: Study, ledger: Path) -> str:
     """A row for each goal, and in a sentence how much of the plan has been run."""
     check_plan(study, ledger)
     runs = read_runs(ledger)
-    found, dynamic = results(study, runs), read_dynamic(ledger)
-    lines = [
-        f"| test | best known | goal | {study.control} twin | {study.tested} twin | reached | {study.tested} better? |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for goal in study.goals:
-        lines.append("| " + " | ".join(_cells(goal, found, runs, dynamic)) + " |")
-    return "\n".join(lines) + f"\n\n{_state(found, runs)}\n"
+    outcome, dynamic = results(study, runs), read_dynamic(ledger)
+    headings = ("test", "best known", "goal", f"{study.control} twin", f"{study.tested} twin", "reached",
+                f"{study.tested} better?")  # fmt: skip
+    lines = [_cells(goal, outcome, runs, dynamic) for goal in study.goals]
+    parts = [markdown_table(headings, lines), *remarks(outcome.scores), _state(outcome, runs)]
+    return "\n\n".join(parts) + "\n"
 
 
-def _cells(goal: Goal, found: Results, runs: Runs, dynamic: Mapping[str, Any]) -> list[str]:
-    here = [s for s in found.scores if (s.contender.family, s.data) == (goal.family, goal.data)]
+def _cells(goal: Goal, outcome: Results, runs: Runs, dynamic: Mapping[str, Any]) -> list[str]:
+    here = [s for s in outcome.scores if (s.contender.family, s.data) == (goal.family, goal.data)]
     sides = [[s for s in here if s.contender.tested is side] for side in (False, True)]
     twins = [_twin(side, goal, dynamic) for side in sides]
-    answer = next((a for a in found.answers if _answers(a, goal)), None)
-    told = [_side(twin, side, found.study, runs) for twin, side in zip(twins, sides, strict=True)]
+    answer = next((a for a in outcome.answers if _answers(a, goal)), None)
+    told = [_side(twin, side, outcome.study, runs) for twin, side in zip(twins, sides, strict=True)]
     targets = ", then ".join(f"≤ {value:g}" for value in goal.goal)
     scored = all(twin or all(s.lost for s in side) for twin, side in zip(twins, sides, strict=True))
     return [
@@ -84,10 +82,10 @@ def _scored(score: Score, goal: Goal, dynamic: Mapping[str, Any]) -> Twin | None
         return Twin(score, mean(score.values("valid")), score.values())
     key = HEADLINE[score.entries[0].kind].key
     rows = [dynamic.get(entry.path.name) for entry in score.entries]
-    found = [row for row in rows if row is not None]
-    if len(found) < len(rows):
+    scores = [row for row in rows if row is not None]
+    if len(scores) < len(rows):
         return None
-    return Twin(score, mean([row["valid"] for row in found]), [row["test"][key] for row in found])
+    return Twin(score, mean([row["valid"] for row in scores]), [row["test"][key] for row in scores])
 
 
 def _answers(answer: Answer, goal: Goal) -> bool:
@@ -96,7 +94,7 @@ def _answers(answer: Answer, goal: Goal) -> bool:
 
 def _side(twin: Twin | None, scores: Sequence[Score], study: Study, runs: Runs) -> str:
     if twin is not None:
-        places = 1 if paper.KINDS.get(twin.score.data) == "word" else 3
+        places = HEADLINE[twin.score.entries[0].kind].places
         return f"{label(twin.score)} {plus_minus(twin.test, places)}{_other_averages(twin.score)}"
     if all(score.lost for score in scores):
         return "lost"
@@ -142,12 +140,12 @@ def _reached(goal: Goal, twins: Sequence[Twin]) -> str:
     return f"≤ {passed[-1]:g}" if passed else "no"
 
 
-def _state(found: Results, runs: Runs) -> str:
+def _state(outcome: Results, runs: Runs) -> str:
     """In a sentence, how much of the plan has been run."""
-    count, study = len(runs.entries), found.study
+    count, study = len(runs.entries), outcome.study
     if not count:
         return f"Nothing of this plan has been run yet (`deeprnn reproduce --study {study.name} --plan`)."
-    asked = len(found.answers) + len(found.open) + len(found.void)
-    return f"{len(found.answers)} of {asked} rows are whole, by {count} runs." + (
-        f" Open: {'; '.join((*found.open, *found.void))}." if found.open or found.void else ""
+    asked = len(outcome.answers) + len(outcome.open) + len(outcome.void)
+    return f"{len(outcome.answers)} of {asked} rows are whole, by {count} runs." + (
+        f" Open: {'; '.join((*outcome.open, *outcome.void))}." if outcome.open or outcome.void else ""
     )

@@ -168,11 +168,11 @@ def study_plan(
     for contender, name in study.entrants(only):
         planner.search(contender, name)
     for contender, name in study.entrants(only):
-        found = chosen(study, contender, name, runs)
-        if found is None:
+        best = chosen(study, contender, name, runs)
+        if best is None:
             waiting += 1
             if ahead:
                 planner.final(contender, name, study.family(contender).trials[0])
-        elif not found.hopeless:
-            planner.final(contender, name, found.trial)
+        elif not best.hopeless:
+            planner.final(contender, name, best.trial)
     return planner.plan, waiting

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from deeprnn.cells import lookup
 from deeprnn.errors import UserError, nearest
 from deeprnn.reproduction.identity import identity
 from deeprnn.training.pretrain import first_stage
@@ -123,14 +124,16 @@ class Study:
     def digest(self) -> str:
         """Of the file and of every recipe that it comes to: a change of either is another study.
 
-        Recipes count by their identity, which a new field with a default leaves as it is.
+        Recipes count by their identity, which a new field with a default leaves as it is; a user's cell by its file.
         """
-        recipes = [
-            identity(*recipes_of(self, contender, data, trial))
+        members_of_all = [
+            recipes_of(self, contender, data, trial)
             for contender, data in self.entrants()
             for trial in self.family(contender).trials
         ]
-        return hashlib.sha256(self.path.read_bytes() + json.dumps(recipes).encode()).hexdigest()
+        recipes = json.dumps([identity(*both) for both in members_of_all])
+        code = b"".join(map(lookup.code, sorted({recipe.model.cell for recipe, _ in members_of_all})))
+        return hashlib.sha256(self.path.read_bytes() + recipes.encode() + code).hexdigest()
 
 
 def _is_named(contender: Contender, data: str, word: str) -> bool:

@@ -13,7 +13,7 @@ from deeprnn import __version__
 from deeprnn.data import sources
 from deeprnn.errors import UserError
 from deeprnn.files import write_json
-from deeprnn.reproduction.entries import FOLDER, read_ledger
+from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.job import Say
 from deeprnn.reproduction.plan import Job, member_recipes
 from deeprnn.reproduction.run import Outcome, Settings, minutes, run_plan
@@ -21,23 +21,42 @@ from deeprnn.reproduction.study.dynamic import score_dynamic
 from deeprnn.reproduction.study.jobs import Runs, study_plan
 from deeprnn.reproduction.study.plan_file import Study
 from deeprnn.reproduction.times import estimate, makespan, ordered
-from deeprnn.runs.folder import Run, commit, now
+from deeprnn.runs.folder import Run, now
 from deeprnn.runs.locking import lock
+from deeprnn.runs.provenance import commit, has_changes
 from deeprnn.training import saving
 from deeprnn.training.loop import members_of
-from deeprnn.training.recipe import Recipe, override
+from deeprnn.training.recipe import DataPart, Recipe, override
 
 STARTED, DIVERGED, ENTRIES = "started.json", "diverged.json", "runs"
 
 
-def study_ledger(name: str, given: Path = FOLDER) -> Path:
+def study_ledger(name: str, ledger: Path = FOLDER) -> Path:
     """A study's own folder, unless another than the tables' is given."""
-    return Path("results/studies") / Path(name).stem if given == FOLDER else given
+    return Path("results/studies") / Path(name).stem if ledger == FOLDER else ledger
 
 
 def read_runs(ledger: Path) -> Runs:
     """What a study's ledger holds."""
-    return Runs.of(read_ledger(ledger / ENTRIES), [Recipe.from_dict(raw) for raw in _diverged(ledger)])
+    entries = read_ledger(ledger / ENTRIES)
+    _check_data(entries)
+    return Runs.of(entries, [Recipe.from_dict(raw) for raw in _diverged(ledger)])
+
+
+def _check_data(entries: Sequence[Entry]) -> None:
+    """Refuse runs by other data under one name; runs of a search, which see no test part, among themselves."""
+    seen: dict[tuple[DataPart, bool], Entry] = {}
+    for entry in entries:
+        read = replace(
+            entry.recipe.data, chunk=1, lanes=1, order="shared", order_seed=0, random_transpose=0
+        )  # how it is cut and ordered changes no content
+        first = seen.setdefault((read, entry.has_test), entry)
+        prints = [e.raw["data"].get("fingerprint") for e in (first, entry)]
+        if None not in prints and prints[0] != prints[1]:
+            raise UserError(
+                f"{first.path.name} and {entry.path.name} were trained on different data, both named {entry.data!r}: "
+                "take one of them away, or begin the study anew in a --ledger of its own"
+            )
 
 
 def _diverged(ledger: Path) -> list[dict[str, Any]]:
@@ -72,6 +91,17 @@ def check_plan(study: Study, ledger: Path) -> None:
             f"{study.path} or a recipe it names was changed after the first run of the study ({path}): put it back, "
             "or plan another study, in a file and a --ledger of its own"
         )
+
+
+def begun(ledger: Path) -> str:
+    """When the plan was frozen by its first run, and by which code; empty where nothing has been run."""
+    path = ledger / STARTED
+    if not path.exists():
+        return ""
+    start = json.loads(path.read_text(encoding="utf-8"))  # whole: `check_plan` has read it
+    by = start.get("commit") or "a commit that nobody noted"
+    dirty = " (code with changes in no commit)" if by.endswith("+") else ""
+    return f"The plan is that of the first run, {start.get('began', 'at an unknown time')}, by {by}{dirty}."
 
 
 def describe_study(study: Study, settings: Settings, ledger: Path) -> str:
@@ -109,7 +139,7 @@ def _rows_left(study: Study, runs: Runs, settings: Settings) -> list[str]:
     """A line for each family and data set; a first stage that two of them share counts in both."""
     rows = dict.fromkeys((c.family, data) for c, data in study.entrants(settings.only))
     named = {(c.family, data, c.name) for c, data in study.entrants(settings.only)}
-    found = []
+    left = []
     for family, data in rows:
         only = [f"{f}/{d}/{name}" for f, d, name in named if (f, d) == (family, data)]
         jobs = study_plan(study, runs, settings.root, only, ahead=True)[0].jobs
@@ -120,9 +150,9 @@ def _rows_left(study: Study, runs: Runs, settings: Settings) -> list[str]:
             phase = phases["seeds" if job.why.endswith("seeds") else "search"]
             phase[0], phase[1] = phase[0] + 1, phase[1] + job.expected
         told = ", ".join(f"{name} {count} populations {minutes(s)}" for name, (count, s) in phases.items())
-        found.append((sum(s for _, s in phases.values()), f"{family}/{data}", told))
-    width = max(len(name) for _, name, _ in found)
-    return [f"  {name:<{width}}  {minutes(whole):>8}: {told}" for whole, name, told in sorted(found)]
+        left.append((sum(s for _, s in phases.values()), f"{family}/{data}", told))
+    width = max(len(name) for _, name, _ in left)
+    return [f"  {name:<{width}}  {minutes(whole):>8}: {told}" for whole, name, told in sorted(left)]
 
 
 def run_study(
@@ -135,6 +165,7 @@ def run_study(
 ) -> Outcome:
     """Run what is left, search before seeds, until nothing is or the time is over.
 
+    What several words of `settings.only` name is run one after another, so that time that ends leaves whole rows.
     `entered` is called after every job; `total` is filled in for who wants to look at it meanwhile.
     """
     settings = replace(settings, ledger=ledger / ENTRIES, record_cut_off=False)
@@ -142,23 +173,30 @@ def run_study(
     with lock(ledger):
         check_plan(study, ledger)
         if not (ledger / STARTED).exists():
+            if has_changes(study.path):
+                raise UserError(
+                    f"{study.path} has changes that are in no commit: commit the plan before its first run"
+                )
             began = {"digest": study.digest, "study": study.name, "plan": study.path.read_text(encoding="utf-8"),
                      "began": now(), "commit": commit() or settings.commit, "version": __version__}  # fmt: skip
             write_json(ledger / STARTED, began)
+        slices = [(word,) for word in settings.only] or [()]
         while True:
-            plan, _ = study_plan(study, read_runs(ledger), settings.root, settings.only)
+            runs = read_runs(ledger)
+            score_dynamic(study, runs, settings, ledger, say, lambda: _over(settings, began_at))
+            plan, _ = study_plan(study, runs, settings.root, slices[0])
             plan.jobs = [job for job in plan.jobs if job.name not in total.failed]
             if not plan.jobs:
-                score_dynamic(
-                    study, read_runs(ledger), settings, ledger, say, lambda: _over(settings, began_at)
-                )
+                slices.pop(0)
+                if slices:
+                    continue
                 return total
             for job in plan.jobs:
                 estimate(job, [], settings.device.partition(":")[0])
             plan.jobs = ordered(plan.jobs)
             for name in {job.recipe.data.name for job in plan.jobs} & set(sources.SOURCES):
                 sources.find(name)  # missing data is an error now, not after an hour
-            say(f"{len(plan.jobs)} populations can be run now")
+            say(f"{len(plan.jobs)} populations can be run now{''.join(f' of {word}' for word in slices[0])}")
             since = time.monotonic() - began_at
             outcome = run_plan(plan, _with_time_left(settings, began_at), say, entered)
             total.spans += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -31,11 +32,6 @@ class _Manager(BaseManager):
 _Manager.register("Board", Board)
 
 
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class LocalEngine:
     """Work in this process where it runs one at a time or on GPUs, else in processes of a share of the cores each.
 
@@ -47,13 +43,13 @@ class LocalEngine:
         self.device = device
         self.on_gpu = device.startswith("cuda")
         self.devices = _gpus(device) if self.on_gpu else [device]
-        self.slots = jobs or (2 * len(self.devices) if self.on_gpu else cores())
+        self.slots = jobs or (2 * len(self.devices) if self.on_gpu else threads.cores())
         self.processes = self.slots > 1 and not self.on_gpu
         self.turn = count()
         self.pool: ThreadPoolExecutor | None = None
         self.idle: list[ProcessPoolExecutor] = []
-        self.workers: set[ProcessPoolExecutor] = set()
-        """one process each: the death of one is then nobody else's"""
+        self.workers: dict[ProcessPoolExecutor, Future[int]] = {}
+        """one process each, and its number: the death of one is then nobody else's"""
         self.manager: _Manager | None = None
         self.board: Any = Board()
 
@@ -83,14 +79,14 @@ class LocalEngine:
                 inner = worker.submit(work, *arguments)
                 break
             except BrokenProcessPool:  # it was killed while it had nothing to do
-                self.workers.discard(worker)
+                self.workers.pop(worker, None)
         outer: Future[Any] = Future()
         outer.set_running_or_notify_cancel()
 
         def ended(done: Future[Any]) -> None:
             error = done.exception()
             if isinstance(error, BrokenProcessPool):
-                self.workers.discard(worker)
+                self.workers.pop(worker, None)
                 outer.set_exception(Lost("a worker process died: it was killed, or memory ran out"))
                 return
             self.idle.append(worker)
@@ -107,17 +103,26 @@ class LocalEngine:
             1,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_enter,
-            initargs=(os.getpid(), max(1, cores() // self.slots)),
+            initargs=(os.getpid(), max(1, threads.cores() // self.slots)),
         )
-        self.workers.add(worker)
+        self.workers[worker] = worker.submit(os.getpid)
         return worker
 
     def __exit__(self, *error: object) -> None:
+        if isinstance(error[1], KeyboardInterrupt):
+            self._kill()
         for pool in (*self.workers, *([self.pool] if self.pool else [])):
             pool.shutdown(wait=True)
         if self.manager is not None:
             self.manager.shutdown()
         sys.setswitchinterval(self.switch)
+
+    def _kill(self) -> None:
+        """End workers that were asked to save and stop, and hang: nobody waits for them any more."""
+        for number in [*self.workers.values()]:
+            if number.done() and number.exception() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number.result(), signal.SIGKILL)
 
 
 def _gpus(device: str) -> list[str]:

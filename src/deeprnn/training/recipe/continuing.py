@@ -14,13 +14,15 @@ CHANGEABLE = ("stop.", "save.", "data.name")
 
 
 def flat(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by their dotted names."""
+    """Fields by their dotted names; one that is written in two ways, "a.b" = … and a = {b = …}, is refused."""
     out: dict[str, Any] = {}
     for name, value in tables.items():
-        if isinstance(value, Mapping):
-            out |= {f"{name}.{key}": inner for key, inner in value.items()}
-        else:
-            out[name] = value
+        inner = (
+            {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+        for key in inner.keys() & out.keys():
+            raise UserError(f"{key} is given twice: keep one of the two")
+        out |= inner
     return out
 
 

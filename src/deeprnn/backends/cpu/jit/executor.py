@@ -7,6 +7,7 @@ stage that others read. What is done, and where everything lies, stands in the t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from deeprnn.backends.cpu.jit import machine, packing, pointwise, tiles
@@ -14,26 +15,27 @@ from deeprnn.backends.cpu.jit.builder import I8, I32, I64, POINTER, Builder
 from deeprnn.backends.cpu.jit.tables import BoundView, Call, Packing, Plan, Stage, Sum, Term, TileTerm, View
 
 
+@lru_cache(maxsize=4)
 def run(vector_bytes: int) -> int:
     """The address of `run(call, part)`: the share of one thread."""
     return machine.address("run", vector_bytes, lambda name: _Run(name, vector_bytes).text)
 
 
-def region(vector_bytes: int) -> int:
+@lru_cache(maxsize=1)
+def region() -> int:
     """The address of `region(call)`, the body of an OpenMP region: all threads run their shares, or none does."""
-    return machine.address("region", vector_bytes, lambda name: _region(name, vector_bytes))
+    return machine.address("region", "", _region)
 
 
-def _region(name: str, vector_bytes: int) -> str:
-    inner = _Run(f"{name}_run", vector_bytes)
-    e = Builder(name, [POINTER], inner.e.module)
+def _region(name: str) -> str:
+    e = Builder(name, [POINTER])
     (call,) = e.arguments
     threads = e.call_address(e.word(call, Call.THREAD_COUNT), result=I32)
-    parts = e.word(e.pointer(call, Call.PLAN), Plan.PARTS)
-    with e.b.if_else(e.b.icmp_signed("==", e.b.sext(threads, I64), parts)) as (complete, missing):
-        with complete:
+    complete = e.b.icmp_signed("==", e.b.sext(threads, I64), e.word(call, Call.PARTS))
+    with e.b.if_else(complete) as (all_there, missing):
+        with all_there:
             number = e.call_address(e.word(call, Call.THREAD_NUMBER), result=I32)
-            e.b.call(inner.e.function, [call, e.b.sext(number, I64)])
+            e.call_address(e.word(call, Call.SHARE), call, e.b.sext(number, I64))
         with missing:
             e.b.store(e.index(1), e.word_at(call, Call.THREADS_MISSING))
     e.b.ret_void()

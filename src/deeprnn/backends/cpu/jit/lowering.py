@@ -15,7 +15,7 @@ from typing import NamedTuple
 from deeprnn.backends.cpu.jit.pointwise import Pointwise, Read, Write, value_leaf
 from deeprnn.backends.gradients import shared_products
 from deeprnn.cells.adjoint import Adjoint, adjoint
-from deeprnn.cells.description import CellDescription, Output, Rows, Vector
+from deeprnn.cells.description import CellDescription, Output, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, in_order, replace
 
 
@@ -23,8 +23,9 @@ class Operand(NamedTuple):
     """A tensor of a pass, by what it is; `width` numbers a row (marks: a byte)."""
 
     kind: str
-    """"A", "first" (state), "vector", "mask", "marks", "matrix", "output", "saved"; backward also "gradient" (of an
-    output, from outside), "delta", "carry", "local", "first_gradient" """
+    """"A", or "input" and "input_matrix" instead, and "bias"; "first" (state), "vector", "mask", "marks", "matrix",
+    "output", "saved"; backward also "gradient" (of an output, from outside), "delta", "carry", "local",
+    "first_gradient" """
     index: int = 0
     width: int = 0
 
@@ -61,6 +62,44 @@ class LoweredStage(NamedTuple):
     pointwise: Pointwise
     travels: bool
     """whether sums elsewhere read what it writes"""
+
+
+class InputEntry(NamedTuple):
+    """An input that enters through matrices: A's columns are the x U_kᵀ side by side, plus biases.
+
+    The x U_kᵀ are sums of their own, whether they are computed in the loop or before it: so neither changes a bit.
+    """
+
+    inputs: int
+    """numbers of x in a step and row"""
+    heights: tuple[int, ...]
+    """rows of each U"""
+    biases: tuple[tuple[int, int], ...]
+    """(first column of A, how many) of each"""
+
+    def matrix_row(self, entry: Rows, size: int) -> tuple[int, int] | None:
+        """The number of the U that makes these columns of A, and its first row; None where no single one does."""
+        start = 0
+        for k, height in enumerate(self.heights):
+            if start <= entry.start and entry.start + (size - 1) * entry.step < start + height:
+                return k, entry.start - start
+            start += height
+        return None
+
+    def fits(self, cell: CellDescription) -> bool:
+        """Whether each pre-activation's columns come from one U, and from whole biases or none of them."""
+        for stage in cell.stages:
+            for entry in (a.entry for a in stage.preactivations):
+                if entry is None:
+                    continue
+                last = entry.start + (stage.size - 1) * entry.step
+                if self.matrix_row(entry, stage.size) is None:
+                    return False
+                for start, count in self.biases:
+                    inside = start <= entry.start and last < start + count
+                    if not inside and start <= last and entry.start < start + count:
+                        return False
+        return True
 
 
 class Pass(NamedTuple):
@@ -107,18 +146,38 @@ class _StageBuilder:
         )
 
 
-def forward_pass(cell: CellDescription, keep: bool) -> Pass:
-    """Every output and, with `keep`, what the backward pass needs."""
+def input_pass(through: InputEntry) -> Pass:
+    """A, less its biases, from the input: no step needs another."""
+    x, A = Operand("input", 0, through.inputs), Operand("A", 0, sum(through.heights))
+    stages, start = [], 0
+    for k, height in enumerate(through.heights):
+        builder, result = _StageBuilder(), value_leaf(0)
+        builder.values[result] = (Read(0, is_sum=True),)
+        pointwise = builder.pointwise([(result, (Write(builder.slot(View(A, start))),))])
+        term = Term(builder.slot(View(x)), None, through.inputs, _input_matrix(through, k), 0, 0, 1)
+        stages.append(LoweredStage(height, tuple(builder.views), ((term,),), pointwise, travels=False))
+        start += height
+    matrices = [_input_matrix(through, k) for k in range(len(through.heights))]
+    return Pass((x, MARKS, A, *matrices, ZEROS), tuple(stages), (), backward=False)
+
+
+def forward_pass(
+    cell: CellDescription, keep: bool, through: InputEntry | None = None, in_loop: bool = False
+) -> Pass:
+    """Every output and, with `keep`, what the backward pass needs.
+
+    A is given or, for an input that enters `through` matrices, given without biases, or computed `in_loop`.
+    """
     own = adjoint(cell)
     saved = own.saved if keep else ()
     operands = [
-        Operand("A", 0, cell.entry_width),
+        *_entering(cell, through, in_loop),
         *_given(cell),
         *(_output(cell, o) for o in cell.outputs),
         *(_saved(cell, own, place) for place in saved),
         *_matrices(cell),
     ]
-    stages = tuple(_forward_stage(cell, own, s, keep) for s in range(len(cell.stages)))
+    stages = tuple(_forward_stage(cell, own, s, keep, through, in_loop) for s in range(len(cell.stages)))
     return Pass((*operands, ZEROS), stages, (), backward=False)
 
 
@@ -140,6 +199,25 @@ def backward_pass(cell: CellDescription) -> Pass:
         *_matrices(cell),
     ]
     return Pass((*operands, ZEROS), stages, final, backward=True)
+
+
+def _entering(cell: CellDescription, through: InputEntry | None, in_loop: bool) -> list[Operand]:
+    """What enters from outside the recurrence."""
+    A = Operand("A", 0, cell.entry_width)
+    if through is None:
+        return [A]
+    if not in_loop:
+        return [A, *_biases(through)]
+    matrices = [_input_matrix(through, k) for k in range(len(through.heights))]
+    return [Operand("input", 0, through.inputs), *matrices, *_biases(through)]
+
+
+def _input_matrix(through: InputEntry, k: int) -> Operand:
+    return Operand("input_matrix", k, through.inputs)
+
+
+def _biases(through: InputEntry) -> list[Operand]:
+    return [Operand("bias", i, count) for i, (_, count) in enumerate(through.biases)]
 
 
 def _given(cell: CellDescription) -> list[Operand]:
@@ -183,31 +261,59 @@ def _leaf(cell: CellDescription, own: Adjoint, builder: _StageBuilder, node: Exp
 # ---- forward
 
 
-def _forward_stage(cell: CellDescription, own: Adjoint, s: int, keep: bool) -> LoweredStage:
+def _forward_stage(
+    cell: CellDescription, own: Adjoint, s: int, keep: bool, through: InputEntry | None, in_loop: bool
+) -> LoweredStage:
     stage, builder = cell.stages[s], _StageBuilder()
     results = [(e, View(_output(cell, (s, k)))) for k, e in enumerate(stage.outputs)]
     if keep:
         results += [(e, View(_saved(cell, own, (s, k)))) for k, e in enumerate(own.stages[s].saved)]
-    numbers: dict[int, int] = {}  # of the sum that belongs to a pre-activation
+    summed: list[tuple[int, bool]] = []  # sums by pre-activation, and whether it is that of the input
     for node in in_order([e for e, _ in results]):
         if node.op == "preactivation":
             (i,) = node.value  # type: ignore[misc]
-            reads = []
-            if stage.preactivations[i].products:
-                numbers[i] = len(numbers)
-                reads.append(Read(numbers[i], is_sum=True))
-            if (entry := stage.preactivations[i].entry) is not None:
+            products, entry = stage.preactivations[i].products, stage.preactivations[i].entry
+            reads: list[Read] = []
+            # Biases first: their sum is rounded as that of the parameters is where a caller adds them.
+            if entry is not None and through is not None:
+                reads += _bias_reads(builder, entry, through)
+            if entry is not None and in_loop:
+                reads.append(Read(len(summed), is_sum=True))
+                summed.append((i, True))
+            elif entry is not None:
                 reads.append(builder.read(View(Operand("A", 0, cell.entry_width), entry.start), entry.step))
+            if products:
+                reads.append(Read(len(summed), is_sum=True))
+                summed.append((i, False))
             builder.values[node] = tuple(reads)
         elif node.is_leaf and node.op != "constant":
             builder.values[node] = (_leaf(cell, own, builder, node),)
     pointwise = builder.pointwise([(e, (Write(builder.slot(view)),)) for e, view in results])
     sums = tuple(
-        tuple(_forward_term(cell, builder, product) for product in stage.preactivations[i].products)
-        for i in numbers
+        (_input_term(builder, stage, i, through),)
+        if of_input and through is not None
+        else tuple(_forward_term(cell, builder, product) for product in stage.preactivations[i].products)
+        for i, of_input in summed
     )
     travels = any(o.stage == s for o in cell.travelling)
     return LoweredStage(stage.size, tuple(builder.views), sums, pointwise, travels)
+
+
+def _bias_reads(builder: _StageBuilder, entry: Rows, through: InputEntry) -> list[Read]:
+    return [
+        builder.read(View(bias, entry.start - start), entry.step)
+        for bias, (start, count) in zip(_biases(through), through.biases, strict=True)
+        if start <= entry.start < start + count
+    ]
+
+
+def _input_term(builder: _StageBuilder, stage: Stage, i: int, through: InputEntry) -> Term:
+    entry = stage.preactivations[i].entry
+    place = None if entry is None else through.matrix_row(entry, stage.size)
+    assert entry is not None
+    assert place is not None  # as `InputEntry.fits` says
+    view = builder.slot(View(Operand("input", 0, through.inputs)))
+    return Term(view, None, through.inputs, _input_matrix(through, place[0]), place[1], 0, entry.step)
 
 
 def _forward_term(cell: CellDescription, builder: _StageBuilder, product) -> Term:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from deeprnn.backends.cpu.jit import machine, pointwise, tables, tiles
@@ -16,6 +15,10 @@ from deeprnn.backends.cpu.jit.tables import TALLEST, Word
 
 WEIGHTS = Operand("weights")
 """packed weights: the last tensor of a call"""
+
+
+TIMED = ("A", "input", "marks", "mask", "output", "saved", "gradient", "delta", "carry")
+"""kinds of operands that have rows of their own in every step"""
 
 
 class Panels(NamedTuple):
@@ -37,8 +40,7 @@ class Panels(NamedTuple):
         return [w for w, n in ((self.width + 1, self.wide), (self.width, self.count - self.wide)) if w and n]
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(NamedTuple):
     """How the work of a call is shared."""
 
     batch: int
@@ -157,10 +159,10 @@ class Planned:
 
     def strides(self, operand: Operand) -> Strides:
         """Of a tensor as a call brings it: contiguous, with time first, then rows."""
-        if operand in self.absent or operand.kind == "vector":
+        if operand in self.absent or operand.kind in ("vector", "bias"):
             return Strides(0, 0)
         row = 1 if operand.kind == "marks" else operand.width * self.number.size
-        timed = operand.kind in ("A", "marks", "mask", "output", "saved", "gradient", "delta", "carry")
+        timed = operand.kind in TIMED
         return Strides(row * self.sharing.batch if timed and operand not in self.timeless else 0, row)
 
     def _view(self, view: View) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.cpu.jit import executor, machine, threads
-from deeprnn.backends.cpu.jit.lowering import Pass, backward_pass, forward_pass
+from deeprnn.backends.cpu.jit.lowering import InputEntry, Pass, backward_pass, forward_pass, input_pass
 from deeprnn.backends.cpu.jit.number import NUMBERS
 from deeprnn.backends.cpu.jit.plan import Planned, Sharing
 from deeprnn.backends.cpu.jit.sharing import share
@@ -28,7 +28,7 @@ KEPT_WORKSPACE = 2**26
 
 def forward(cell: CellDescription, inputs: Inputs, keep: bool) -> list[Tensor]:
     """Every output of every step and, with `keep`, what the backward pass needs."""
-    program, A = _forward_program(cell.text, keep), inputs.A
+    program, A = forward_program(cell.text, keep), inputs.A
     assert A is not None
     lead = A.shape[:-1]
     results = [A.new_empty((*lead, width)) for width in program.results]
@@ -41,7 +41,7 @@ def backward(
     cell: CellDescription, gradients: Sequence[Tensor | None], stored: Sequence[Tensor], inputs: Inputs
 ) -> Gradients:
     """The gradients of pre-activations, as `delta`, and of the first states."""
-    program, like = _backward_program(cell.text), stored[0]
+    program, like = backward_program(cell.text), stored[0]
     *lead, steps, batch, _ = like.shape
     make = like.new_empty if program.fills_delta else like.new_zeros
     delta = make((*lead, steps, batch, program.delta))
@@ -54,12 +54,22 @@ def backward(
 
 
 @lru_cache(maxsize=1024)
-def _forward_program(text: str, keep: bool) -> Program:
-    return Program(forward_pass(from_text(text), keep))
+def forward_program(
+    text: str, keep: bool, through: InputEntry | None = None, in_loop: bool = False
+) -> Program:
+    """A cell's forward pass; see `lowering.forward_pass`."""
+    return Program(forward_pass(from_text(text), keep, through, in_loop))
 
 
 @lru_cache(maxsize=1024)
-def _backward_program(text: str) -> Program:
+def input_program(through: InputEntry) -> Program:
+    """The product of an input with its matrices."""
+    return Program(input_pass(through))
+
+
+@lru_cache(maxsize=1024)
+def backward_program(text: str) -> Program:
+    """A cell's backward pass."""
     return Program(backward_pass(from_text(text)))
 
 
@@ -97,32 +107,48 @@ class Program:
 
     def run(self, tensors: Sequence[Tensor | None], members: int | None, steps: int, batch: int) -> None:
         """Run all steps on tensors in the order of the pass's operands."""
-        population = 1 if members is None else members
-        if steps == 0 or batch == 0 or population == 0:
-            return
         dense = [x if x is None or x.is_contiguous() else _dense(x, members) for x in tensors]
-        zeros = _zeros(max(self.row_bytes, batch)).data_ptr()
-        addresses = [zeros if x is None else x.data_ptr() for x in dense]
+        addresses = [None if x is None else x.data_ptr() for x in dense]
         distances = self._distances(dense) if members is not None else []
-        dtype = dense[0].dtype  # type: ignore[union-attr]
-        absent = tuple([i for i, x in enumerate(dense) if x is None])
         timed = 3 if members is None else 4
         timeless = tuple([i for i in self.masks if dense[i].dim() < timed])  # type: ignore[union-attr]
+        dtype = dense[0].dtype  # type: ignore[union-attr]
+        self.run_at(addresses, dtype, steps, batch, timeless, 1 if members is None else members, distances)
+
+    def run_at(
+        self,
+        addresses: Sequence[int | None],
+        dtype: torch.dtype,
+        steps: int,
+        batch: int,
+        timeless: tuple[int, ...] = (),
+        members: int = 1,
+        distances: Sequence[int] = (),
+    ) -> None:
+        """Run all steps on contiguous tensors at these addresses, None for zeros.
+
+        `timeless` are the masks that are one for the whole sequence, `distances` the bytes from member to member.
+        """
+        if steps == 0 or batch == 0 or members == 0:
+            return
+        zeros = zeros_address(max(self.row_bytes, batch))
+        absent = tuple([i for i, x in enumerate(addresses) if x is None])
+        given = [zeros if x is None else x for x in addresses] if absent else addresses
 
         def run(sharing: Sharing) -> None:
             key = (sharing, dtype, absent, timeless)
             planned = self.plans.get(key) or self.plans.setdefault(key, self._planned(*key))
-            weights = _workspace(population * planned.weights_bytes)
+            weights = _workspace(members * planned.weights_bytes)
             call = planned.new_call()
-            call[Call.STEPS], call[Call.MEMBERS] = steps, population
-            bound = [*addresses, zeros, weights.data_ptr()]
+            call[Call.STEPS], call[Call.MEMBERS] = steps, members
+            bound = [*given, zeros, weights.data_ptr()]
             if distances:
                 bound += [*distances, 0, planned.weights_bytes]
             call[Call.size() : Call.size() + len(bound)] = bound
-            _execute(call, sharing.parts)
+            execute(call, executor.run(machine.machine().vector_bytes), sharing.parts)
 
-        work = population * steps * batch * self.multiplications
-        share((self, dtype), batch, population, work, 0 if self.work.backward else steps, run)
+        work = members * steps * batch * self.multiplications
+        share((self, dtype), batch, members, work, 0 if self.work.backward else steps, run)
 
     def _planned(
         self, sharing: Sharing, dtype: torch.dtype, absent: tuple[int, ...], timeless: tuple[int, ...]
@@ -147,18 +173,22 @@ def _dense(x: Tensor, members: int | None) -> Tensor:
     return x.contiguous()
 
 
-def _execute(call: Any, parts: int) -> None:
-    run, region = _functions(machine.machine().vector_bytes)
+def execute(call: Any, function: int, parts: int) -> None:
+    """Run all shares of a call: `function` is the address of `run(call, part)`."""
+    if parts > 1:
+        call[Call.SHARE], call[Call.PARTS] = function, parts
+        if threads.in_openmp_region(executor.region(), call, parts):
+            return
+    run = _share_of(function)
     if parts == 1:
         run(ctypes.addressof(call), 0)
-    elif not threads.in_openmp_region(region, call, parts):
+    else:
         threads.in_own_threads(run, call, parts)
 
 
-@lru_cache(maxsize=4)
-def _functions(vector_bytes: int) -> tuple[Callable[[int, int], None], int]:
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
-    return kind(executor.run(vector_bytes)), executor.region(vector_bytes)
+@lru_cache(maxsize=64)
+def _share_of(function: int) -> Callable[[int, int], None]:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(function)
 
 
 class _Kept(threading.local):
@@ -168,7 +198,15 @@ class _Kept(threading.local):
 
 
 _KEPT = _Kept()
-_NOTHING = torch.zeros(2**14, dtype=torch.uint8)
+
+
+def _fresh_zeros(size: int) -> tuple[int, int, Tensor]:
+    memory = torch.zeros(size, dtype=torch.uint8)
+    return size, memory.data_ptr(), memory
+
+
+_ZEROS = [_fresh_zeros(2**14)]
+"""bytes, address, memory: the last is the largest; smaller ones stay, for another thread may read them"""
 
 
 def _workspace(size: int) -> Tensor:
@@ -181,9 +219,10 @@ def _workspace(size: int) -> Tensor:
     return fresh
 
 
-def _zeros(size: int) -> Tensor:
-    """At least so many bytes of zeros, which nobody writes."""
-    global _NOTHING
-    if _NOTHING.numel() < size:
-        _NOTHING = torch.zeros(2 * size, dtype=torch.uint8)
-    return _NOTHING
+def zeros_address(size: int) -> int:
+    """Where at least so many bytes of zeros lie, which nobody writes."""
+    kept = _ZEROS[-1]
+    if kept[0] < size:
+        kept = _fresh_zeros(2 * size)
+        _ZEROS.append(kept)
+    return kept[1]

@@ -17,8 +17,9 @@ from deeprnn.backends.cpu.jit import threads
 from deeprnn.backends.cpu.jit.plan import Sharing
 from deeprnn.backends.cpu.jit.tables import TALLEST
 
-WORK_PER_THREAD = 1_000_000
-"""multiplications below which a second thread costs more than it brings"""
+WORK_PER_THREAD = 4_000_000
+"""multiplications, some 30 µs of a core's time, below which a second thread costs more than it brings: where other
+programs keep the cores busy, waiting for it takes milliseconds"""
 ROWS_PER_THREAD = 6
 """from here on threads that take rows reach the processor's peak"""
 UNPACKED_PASSES = 3
@@ -74,6 +75,18 @@ def share(
         began = time.perf_counter()
         run(way)
         choice.times[way].append((time.perf_counter() - began) / work)
+    finally:
+        threads.release()
+
+
+def share_freely(work: int, run: Callable[[int], None]) -> None:
+    """Run a call whose parts do not wait for each other, by as many threads as pay; `work` as in `share`."""
+    count = min(torch.get_num_threads(), work // WORK_PER_THREAD)
+    if count < 2 or not threads.acquire():
+        run(1)
+        return
+    try:
+        run(count)
     finally:
         threads.release()
 

@@ -29,6 +29,8 @@ class Call(Word):
     """What changes from call to call; the tensors' addresses follow, then the distances between members."""
 
     PLAN = auto()  # address of the plan
+    SHARE = auto()  # address of the function that runs the share of one thread
+    PARTS = auto()  # threads
     STEPS = auto()
     MEMBERS = auto()
     THREADS_MISSING = auto()  # set where OpenMP gave fewer threads than asked for, and nothing was run
@@ -140,6 +142,34 @@ class Packing(Word):
     DEPTH = auto()
     ABOVE = auto()  # depth of the terms before it in the same sum
     SUM_DEPTH = auto()
+
+
+class OuterSum(Word):
+    """A matrix of sums Σ_k left[k, i] · right[k, j]; or, without a right side, a row of sums of left's columns."""
+
+    LEFT = auto()  # address of its first row
+    LEFT_ROW = auto()  # bytes from row to row
+    ROWS = auto()  # of the result: columns of left
+    RIGHT = auto()  # address, 0: there is none
+    RIGHT_ROW = auto()
+    COLUMNS = auto()  # of the result and of right
+    HEAD = auto()  # address of the rows that stand before those of right
+    HEAD_ROW = auto()
+    HEAD_COUNT = auto()
+    MARKS = (
+        auto()
+    )  # address of a byte for each k: where it is set, right's row counts as zero; 0: there are none
+    COUNT = auto()  # of k
+    OUT = auto()  # address
+    OUT_ROW = auto()
+    PANELS = auto()  # of columns
+    WIDTH = auto()  # vectors of a panel
+    WIDE = auto()  # the first so many panels are one vector wider
+    HEIGHT = auto()  # rows of a tile but for the last
+    TALL_WIDE = auto()  # addresses of the functions for tiles; "short" are those of the last rows
+    TALL_NARROW = auto()
+    SHORT_WIDE = auto()
+    SHORT_NARROW = auto()
 
 
 class TileTerm(Word):

@@ -87,6 +87,14 @@ class VectorMath:
     def _exp(self, x: Any) -> Any:
         return self._exp_of_sum(x, self.zero())
 
+    def expm1(self, x: Any) -> Any:
+        """e^x - 1, relatively precise near 0; from 1 on nothing cancels."""
+        one = self.splat(1.0)
+        scale, rest = self._exp_parts(self._clipped(x, 1.0))
+        near = self.fma(scale, rest, self.b.fsub(scale, one))
+        is_near = self.b.fcmp_ordered("<", self.absolute(x), one)
+        return self.b.select(is_near, near, self.b.fsub(self.exp(x), one))
+
     def sigmoid(self, x: Any) -> Any:
         """1 / (1 + e^-x); arguments are clipped where the result is no longer a normal number."""
         scale, rest = self._exp_parts(self._clipped(self.b.fneg(x), self.number.exp_normal))
@@ -170,6 +178,19 @@ class VectorMath:
         return self.b.select(
             self.b.fcmp_ordered("<", x, self.zero()), self.splat(math.nan), self.b.fadd(high, low)
         )
+
+    def log1p(self, x: Any) -> Any:
+        """ln(1 + x), relatively precise near 0: what is lost in the sum is added to first order."""
+        one = self.splat(1.0)
+        w = self.b.fadd(one, x)
+        high, low = self._log_parts(w)
+        lost = self.b.fdiv(self._two_sum_error(one, x, w), w)
+        y = self.b.fadd(high, self.b.fadd(low, lost))
+        edge = self.b.or_(
+            self.b.fcmp_ordered("==", w, self.zero()), self.b.fcmp_ordered("==", w, self.splat(math.inf))
+        )
+        y = self.b.select(edge, high, y)
+        return self.b.select(self.b.fcmp_ordered("<", w, self.zero()), self.splat(math.nan), y)
 
     def power(self, a: Any, b: Any) -> Any:
         """a^b with the special cases of C's pow."""

@@ -76,8 +76,8 @@ def tiling(
     """
     best, best_cost, blocks = None, float("inf"), -(-rows // ROWS)
     for columns in TILES:
-        for apart in (False, True):
-            tiles = _tiles(wanted, columns, apart)
+        for own_tiles in (False, True):
+            tiles = _tiles(wanted, columns, own_tiles)
             if len(tiles) > MOST_TILES:
                 continue
             for splits in range(1, max(1, min(64, blocks // 3)) + 1):
@@ -92,9 +92,9 @@ def tiling(
     return best
 
 
-def _tiles(wanted: Sequence[SumBlock], columns: int, apart: bool) -> list[tuple[int, int]]:
-    """First columns of every tile that holds a wanted sum, in eights; `apart`: new tiles begin with each matrix."""
-    starts = sorted({w.left // 8 * 8 for w in wanted}) if apart else [0]
+def _tiles(wanted: Sequence[SumBlock], columns: int, own_tiles: bool) -> list[tuple[int, int]]:
+    """First columns of every tile that holds a wanted sum, in eights; `own_tiles`: new tiles begin with each matrix."""
+    starts = sorted({w.left // 8 * 8 for w in wanted}) if own_tiles else [0]
     ends = [*starts[1:], max(w.left_end for w in wanted)]
     tiles = []
     for start, end in zip(starts, ends, strict=True):

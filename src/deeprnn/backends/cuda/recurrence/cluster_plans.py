@@ -66,19 +66,19 @@ def cluster_plan(
     if max(sums) * rows > 32 or max(sums) * rows * vec > 64:
         return None
     rounds = [up(schedule.lengths[m.source], chunk) for m in matrices]
-    kept = _in_registers(schedule, threads, klanes, vec, rows, bf16, units, sums, rounds)
+    resident = _in_registers(schedule, threads, klanes, vec, rows, bf16, units, sums, rounds)
     shared = up(16 * len(stages), 128) * 128
     shared += sum(8 * rows * up(n, chunk) * chunk for n in schedule.lengths)
     shared = up(shared, 128) * 128
     shared += sum(
         (all_ - own) * sums[m.stage] * threads * words * 4
-        for m, all_, own in zip(matrices, rounds, kept, strict=True)
+        for m, all_, own in zip(matrices, rounds, resident, strict=True)
     )
     if shared > device.shared_limit:
         return None
-    cost = _cycles(schedule, cluster, klanes, vec, rows, units, sums, rounds, kept, words)
+    cost = _cycles(schedule, cluster, klanes, vec, rows, units, sums, rounds, resident, words)
     cost *= waves(batch, members, rows, cluster, device)
-    return ClusterPlan(cluster, threads, rows, shared, bf16, cost, klanes, vec, tuple(kept))
+    return ClusterPlan(cluster, threads, rows, shared, bf16, cost, klanes, vec, tuple(resident))
 
 
 def _in_registers(
@@ -94,12 +94,12 @@ def _in_registers(
     budget -= sum(
         2 * n * (stage.gates + stage.sent - 2) for n, stage in zip(owned, schedule.stages, strict=True)
     )
-    kept = [0] * len(rounds)
+    resident = [0] * len(rounds)
     for j in sorted(range(len(rounds)), key=lambda j: not schedule.critical[j]):
         each = sums[schedule.matrices[j].stage] * words
-        kept[j] = max(0, min(rounds[j], budget // each))
-        budget -= kept[j] * each
-    return kept
+        resident[j] = max(0, min(rounds[j], budget // each))
+        budget -= resident[j] * each
+    return resident
 
 
 def exchange_cycles(cluster: int) -> float:
@@ -112,7 +112,7 @@ def exchange_cycles(cluster: int) -> float:
 
 def _cycles(
     schedule: Schedule, cluster: int, klanes: int, vec: int, rows: int, units: Sequence[int], sums: Sequence[int],
-    rounds: Sequence[int], kept: Sequence[int], words: int,
+    rounds: Sequence[int], resident: Sequence[int], words: int,
 ) -> float:  # fmt: skip
     """Cycles per step: exchange, reduction and epilogue of each stage, and the products where they show.
 
@@ -130,9 +130,9 @@ def _cycles(
                 continue
             fmas = rounds[j] * sums[s] * rows * vec
             loads = rounds[j] * rows
-            apart = (rounds[j] - kept[j]) * sums[s]
-            issue = up(warps, 4) * (fmas + loads + apart)
-            memory = warps * (loads * vec * broadcast + apart * words)
+            reloaded = (rounds[j] - resident[j]) * sums[s]
+            issue = up(warps, 4) * (fmas + loads + reloaded)
+            memory = warps * (loads * vec * broadcast + reloaded * words)
             work[schedule.critical[j]] += crowd * max(issue, memory, fmas // vec * 4) + 0.2 * min(
                 issue, memory
             )

@@ -74,9 +74,10 @@ def macros_of(plan: KernelPlan, own: Code) -> dict[str, int | str]:
     if not own.schedule.backward:
         scanned = [1] * len(own.schedule.stages)
     else:
-        given = dict(zip(own.schedule.cell.outputs, own.options.gradients, strict=True))
+        has_gradient = dict(zip(own.schedule.cell.outputs, own.options.gradients, strict=True))
         scanned = [
-            int(any(given[o] for o in given if o.stage == stage.stage)) for stage in own.schedule.stages
+            int(any(has_gradient[o] for o in has_gradient if o.stage == stage.stage))
+            for stage in own.schedule.stages
         ]
     return {**plan.macros(), "SCANNED": listed(scanned)}
 
@@ -112,12 +113,12 @@ def _grid(plan: KernelPlan, items: int, like: Tensor, scratch: list[Tensor]) -> 
 def sent_states(cell: CellDescription, backward: bool, strict: bool = True) -> dict[int, int]:
     """For each kernel stage whose vector is made of a state: that state."""
     order = {stage.stage: k for k, stage in enumerate(schedule(cell, backward, strict).stages)}
-    low, found = lower(cell), {}
+    low, states = lower(cell), {}
     for _, _, product in cell.products:
         v = product.vector
         if v.kind == "state":
-            found[order[cell.new_states[v.index].stage]] = v.index
+            states[order[cell.new_states[v.index].stage]] = v.index
         elif v.stage in low.inlined:
             (node,) = leaves_of([cell.stages[v.stage].outputs[v.index]], "state")
-            found[order[cell.new_states[node.value[0]].stage]] = node.value[0]  # type: ignore[index]
-    return found
+            states[order[cell.new_states[node.value[0]].stage]] = node.value[0]  # type: ignore[index]
+    return states

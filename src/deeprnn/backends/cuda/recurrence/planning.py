@@ -32,7 +32,7 @@ def make_plan(schedule: Schedule, batch: int, members: int, bf16: bool, device: 
         many = tuple(tensor_core_plans(schedule, batch, members, bf16, device))
     if clusters and TENSOR_CORES:  # weights of any size, also for one batch row
         many += tuple(whole_card_tensor_core_plans(schedule, batch, members, device))
-    found: list[KernelPlan] = []
+    plans: list[KernelPlan] = []
     for packed in (False, True) if bf16 else (False,):
         few = cluster_plans(schedule, batch, members, packed, device) if clusters else ()
         best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
@@ -40,7 +40,7 @@ def make_plan(schedule: Schedule, batch: int, members: int, bf16: bool, device: 
         if anywhere or (isinstance(best, ClusterPlan) and batch * members > 1):  # perhaps in many waves
             whole = whole_card_plan(schedule, batch, members, packed, device)
             best = min(filter(None, (best, whole)), key=lambda plan: plan.cost, default=None)
-        found += [] if best is None else [best]
+        plans += [] if best is None else [best]
         if best is not None and not isinstance(best, WholeCardTensorCorePlan):
             break  # where weights fit in fp32, bf16 is not weighed
-    return min(found, key=lambda plan: plan.cost, default=None)
+    return min(plans, key=lambda plan: plan.cost, default=None)

@@ -101,8 +101,8 @@ class BackwardLaunch:
         """`after`: delta of the step that follows the chunk; `first`: no steps come before it."""
         cell, like = case.cell, stored[0]
         inputs, stored = dense(inputs), [x.contiguous() for x in stored]
-        given = [None if g is None else g.contiguous() for g in gradients]
-        options = Options(inputs.reset is not None, gradients=tuple(g is not None for g in given))
+        own_gradients = [None if g is None else g.contiguous() for g in gradients]
+        options = Options(inputs.reset is not None, gradients=tuple(g is not None for g in own_gradients))
         ready = prepared(case, inputs, like, options, True, plan)
         if (after is not None or not first) and not isinstance(ready.plan, TensorCorePlan):
             raise ValueError("only the tensor-core kernel goes through a chunk of a sequence")
@@ -110,12 +110,14 @@ class BackwardLaunch:
         sums: list[Tensor | None] = [None] * len(ready.schedule.stages)
         for stage, state in sent_states(cell, True).items():
             sums[stage] = like.new_empty(*lead, cell.states[state]) if first else None
-        arguments = Arguments(rounded(inputs, case, ready), stored, (), given, delta, sums, after=after)
+        arguments = Arguments(
+            rounded(inputs, case, ready), stored, (), own_gradients, delta, sums, after=after
+        )
         if ready.plan.keeps_locals_in_memory:
             arguments.locals = [like.new_zeros(*lead, n) for n in ready.code.slots]
         else:
             arguments.initial_locals = [like.new_empty(*lead, n) for n in ready.code.slots]
-        scan = _backward_scan(ready, arguments.inputs, given, like)
+        scan = _backward_scan(ready, arguments.inputs, own_gradients, like)
         return cls(case, ready, arguments, scan)
 
     def launch(self) -> None:
@@ -163,12 +165,12 @@ def forward_scan(ready: Prepared, inputs: Inputs, like: Tensor) -> MaxAbsScan | 
 
 
 def _backward_scan(
-    ready: Prepared, inputs: Inputs, given: Sequence[Tensor | None], like: Tensor
+    ready: Prepared, inputs: Inputs, gradients: Sequence[Tensor | None], like: Tensor
 ) -> MaxAbsScan | None:
     if not isinstance(ready.plan, TensorCorePlan):
         return None
-    stages = scanned_stages(ready.plan, ready.schedule, [g is not None for g in given])
-    outputs = {o.stage: g for o, g in zip(ready.schedule.cell.outputs, given, strict=True)}
+    stages = scanned_stages(ready.plan, ready.schedule, [g is not None for g in gradients])
+    outputs = {o.stage: g for o, g in zip(ready.schedule.cell.outputs, gradients, strict=True)}
     return _scan(ready, inputs, [outputs[stage.stage] for stage in ready.schedule.stages], stages, like)
 
 
@@ -222,11 +224,11 @@ def sent_vectors(
     cell: CellDescription, inputs: Inputs, backward: bool, strict: bool = True
 ) -> dict[int, Tensor]:
     """What of the states travels before the first step, by the stage that sends it."""
-    found = {}
+    vectors = {}
     for stage, state in sent_states(cell, backward, strict).items():
         formula, own = lower(cell).sent_as[state], inputs.states[state]
-        found[stage] = _dense(own if formula == leaf("state", state) else _first(formula, inputs, state), 2)
-    return found
+        vectors[stage] = _dense(own if formula == leaf("state", state) else _first(formula, inputs, state), 2)
+    return vectors
 
 
 def state_gradient(

@@ -137,29 +137,29 @@ def _vanishes(formula: Expression, state: Expression) -> bool:
 def schedule(cell: CellDescription, backward: bool, strict: bool = True) -> Schedule:
     """The stages of one direction, or `NotScheduled`. `strict`: every stage takes a product and gives one."""
     low = lower(cell)
-    kept = [s for s in range(len(cell.stages)) if s not in low.inlined]
-    read = {node.value[0] for s in kept for node in leaves_of(cell.stages[s].outputs, "output")}  # type: ignore[index]
+    own_stages = [s for s in range(len(cell.stages)) if s not in low.inlined]
+    read = {node.value[0] for s in own_stages for node in leaves_of(cell.stages[s].outputs, "output")}  # type: ignore[index]
     if read & set(low.inlined):
         raise NotScheduled("pointwise code reads a stage that has no pre-activation")
-    travelling = [_travelling(cell, low, s) for s in kept]
-    order = list(reversed(kept)) if backward else kept
+    travelling = [_travelling(cell, low, s) for s in own_stages]
+    order = list(reversed(own_stages)) if backward else own_stages
     stages = []
     for s in order:
         stage = cell.stages[s]
         summed = [i for i, a in enumerate(stage.preactivations) if a.products]
-        sends = travelling[kept.index(s)] is not None
+        sends = travelling[own_stages.index(s)] is not None
         gates, sent = (int(sends), len(summed)) if backward else (len(summed), int(sends))
         stages.append(KernelStage(s, stage.size, gates, sent))
     if strict and any(stage.sent == 0 or stage.gates == 0 for stage in stages):
         raise NotScheduled("a stage of the cell takes no product or gives none")
-    _check_order(cell, kept)
+    _check_order(cell, own_stages)
     matrices = _backward_matrices(cell, low, order) if backward else _forward_matrices(cell, low, order)
     return Schedule(cell, backward, tuple(stages), tuple(matrices))
 
 
-def _check_order(cell: CellDescription, kept: list[int]) -> None:
+def _check_order(cell: CellDescription, stages: list[int]) -> None:
     """A state's old value must not be read after its new one is there: a unit has one place for it."""
-    for s in kept:
+    for s in stages:
         for node in leaves_of(cell.stages[s].outputs, "state"):
             (i,) = node.value  # type: ignore[misc]
             if s > cell.new_states[i].stage:
@@ -170,10 +170,10 @@ def _check_order(cell: CellDescription, kept: list[int]) -> None:
 
 def _travelling(cell: CellDescription, low: Lowered, s: int) -> int | None:
     """The output of a stage that some product multiplies."""
-    found = {o.index for o in (_origin(cell, low, p.vector) for _, _, p in cell.products) if o.stage == s}
-    if len(found) > 1:
-        raise NotScheduled(f"products multiply {len(found)} outputs of stage {s}: one can travel")
-    return next(iter(found), None)
+    outputs = {o.index for o in (_origin(cell, low, p.vector) for _, _, p in cell.products) if o.stage == s}
+    if len(outputs) > 1:
+        raise NotScheduled(f"products multiply {len(outputs)} outputs of stage {s}: one can travel")
+    return next(iter(outputs), None)
 
 
 def _origin(cell: CellDescription, low: Lowered, v: Vector) -> Output:
@@ -191,37 +191,37 @@ def _delayed(low: Lowered, v: Vector) -> bool:
 
 
 def _forward_matrices(cell: CellDescription, low: Lowered, order: list[int]) -> list[Matrix]:
-    found: dict[tuple[int, int, bool], list[Piece | None]] = {}
+    pieces_of: dict[tuple[int, int, bool], list[Piece | None]] = {}
     for s, i, product in cell.products:
         summed = [k for k, a in enumerate(cell.stages[s].preactivations) if a.products]
         source = order.index(_origin(cell, low, product.vector).stage)
         key = order.index(s), source, _delayed(low, product.vector)
-        pieces = found.setdefault(key, [None] * len(summed))
+        pieces = pieces_of.setdefault(key, [None] * len(summed))
         if pieces[summed.index(i)] is not None:
             raise NotScheduled(f"a pre-activation of stage {s} multiplies one vector by two matrices")
         pieces[summed.index(i)] = Piece(product.matrix, product.rows, product.column)
-    return [Matrix(*key, tuple(pieces)) for key, pieces in sorted(found.items())]
+    return [Matrix(*key, tuple(pieces)) for key, pieces in sorted(pieces_of.items())]
 
 
 def _backward_matrices(cell: CellDescription, low: Lowered, order: list[int]) -> list[Matrix]:
-    found: dict[tuple[int, int, bool], list[Piece | None]] = {}
+    pieces_of: dict[tuple[int, int, bool], list[Piece | None]] = {}
     for s, i, product in cell.products:
         summed = [k for k, a in enumerate(cell.stages[s].preactivations) if a.products]
         stage = order.index(_origin(cell, low, product.vector).stage)
         key = stage, order.index(s), _delayed(low, product.vector)
-        pieces = found.setdefault(key, [None] * len(summed))
+        pieces = pieces_of.setdefault(key, [None] * len(summed))
         pieces[summed.index(i)] = Piece(product.matrix, product.rows, product.column)
-    return [Matrix(*key, tuple(pieces)) for key, pieces in sorted(found.items())]
+    return [Matrix(*key, tuple(pieces)) for key, pieces in sorted(pieces_of.items())]
 
 
 @lru_cache(maxsize=512)
 def slope_of_sent(cell: CellDescription) -> tuple[Expression, ...]:
     """For each state the slope of what of it travels; leaves `state (i,)` stand for its new value."""
-    found = []
+    slopes = []
     for i, formula in enumerate(lower(cell).sent_as):
         gradients = chain_rule((formula,), [constant(1.0)])
-        found.append(gradients.get(leaf("state", i), constant(1.0)))
-    return tuple(found)
+        slopes.append(gradients.get(leaf("state", i), constant(1.0)))
+    return tuple(slopes)
 
 
 def with_outputs(formula: Expression, cell: CellDescription, state: int) -> Expression:

@@ -205,7 +205,7 @@ def tensor_core_plan(
     sums = [up(up(n, cluster), mgroups) * stage.gates for n, stage in zip(tiles, stages, strict=True)]
     # Registers are lent from finishers to multiplying warps, never the other way.
     own = min(_finisher_registers(schedule, ranges, finishers, bool(scalers)), _equal_share(threads))
-    kept, rounds = _in_registers(
+    resident, rounds = _in_registers(
         schedule, ranges, bf16, sums, vector_tiles, ntiles, warps, kgroups, finishers, own, scalers
     )
     words_of_weight = 1 if bf16 else 2
@@ -214,8 +214,8 @@ def tensor_core_plan(
         again = any(m.source == s and not c for m, c in zip(matrices, schedule.critical, strict=True))
         shared += row_groups * (2 if depth == 1 or again else 1) * n * ntiles * tile_bytes(ranges)
     for j, n in enumerate(rounds):
-        if kept[j] < n:  # in the last round perhaps not every warp has a tile
-            inner = (n - 1 - kept[j]) * kgroups + vector_tiles[matrices[j].source] - (n - 1) * kgroups
+        if resident[j] < n:  # in the last round perhaps not every warp has a tile
+            inner = (n - 1 - resident[j]) * kgroups + vector_tiles[matrices[j].source] - (n - 1) * kgroups
             shared += inner * sums[matrices[j].stage] * mgroups * words_of_weight * 512
     shared += row_groups * max(sums) * warps * ntiles * 512  # sums
     if through_l2:
@@ -234,18 +234,18 @@ def tensor_core_plan(
         rows // row_groups,
         row_groups,
         through_l2,
-        kept,
+        resident,
     )
     cost *= SCALED_COST if scalers else 1.0
     if kgroups < 4 and (bf16 or scalers or ranges is None):
         cost *= NARROW_COST
     # Weights in shared memory are in the way of everything else there.
-    cost *= 1 + (0.25 if row_groups > 1 else 0.1) * (1 - sum(kept) / sum(rounds))
+    cost *= 1 + (0.25 if row_groups > 1 else 0.1) * (1 - sum(resident) / sum(rounds))
     cost *= waves(batch, members, rows, cluster, device)
     words = row_groups * sum(vector_tiles) * ntiles * tile_bytes(ranges) // 4 if through_l2 else 0
     return TensorCorePlan(
         cluster, threads, rows, shared, bf16, cost, mgroups, kgroups, row_groups, through_l2, finishers, own,
-        tuple(kept), words, ranges, depth, schedule.backward,
+        tuple(resident), words, ranges, depth, schedule.backward,
     )  # fmt: skip
 
 
@@ -292,22 +292,22 @@ def _in_registers(
     matrices = schedule.matrices
     rounds = [up(vector_tiles[m.source], kgroups) for m in matrices]
     # Sums of each kind of product, or of the tiles under way, beside those of all.
-    apart = ranges is not None and ntiles <= 2 and max(stage.gates for stage in schedule.stages) == 1
-    held = max(sums) * ntiles * (12 if apart else 4)
+    separate = ranges is not None and ntiles <= 2 and max(stage.gates for stage in schedule.stages) == 1
+    held = max(sums) * ntiles * (12 if separate else 4)
     spare = SPARE[bool(scalers)] if ranges is not None else 56
     budget = _multiplier_registers(warps, finishers, own, scalers) - spare - max(held, 24)
     words = (1 if bf16 else 2) * 4
-    kept = [0] * len(rounds)
+    resident = [0] * len(rounds)
     whole = [
         vector_tiles[m.source] // kgroups for m in matrices
     ]  # rounds in which every warp has a tile: those first
     for most in (whole, rounds):
         for j in sorted(range(len(rounds)), key=lambda j: not schedule.critical[j]):
             each = sums[matrices[j].stage] * words
-            more = max(0, min(most[j] - kept[j], budget // each))
-            kept[j] += more
+            more = max(0, min(most[j] - resident[j], budget // each))
+            resident[j] += more
             budget -= more * each
-    return kept, rounds
+    return resident, rounds
 
 
 def _tables(schedule: Schedule, ranges: Ranges | None, row_groups: int, ntiles: int, kgroups: int) -> int:
@@ -322,7 +322,7 @@ def _tables(schedule: Schedule, ranges: Ranges | None, row_groups: int, ntiles: 
 
 def _cycles(
     schedule: Schedule, ranges: Ranges | None, cluster: int, mgroups: int, kgroups: int, finishers: int, rows: int,
-    row_groups: int, through_l2: bool, kept: Sequence[int],
+    row_groups: int, through_l2: bool, resident: Sequence[int],
 ) -> float:  # fmt: skip
     """Cycles per step, before the factors of `tensor_core_plan`; it only ranks shapes.
 
@@ -344,15 +344,15 @@ def _cycles(
             if matrix.stage == s:  # 8.9 cycles an instruction; weights in shared memory, 128 bytes a cycle
                 source = schedule.stages[matrix.source]
                 inner = up(source.size, 16) * source.sent
-                apart = max(0, inner - kept[j] * kgroups)
-                work[schedule.critical[j]] += own * (8.94 * inner * ntiles * 3 / 4 + 4.75 * apart * 2)
+                reloaded = max(0, inner - resident[j] * kgroups)
+                work[schedule.critical[j]] += own * (8.94 * inner * ntiles * 3 / 4 + 4.75 * reloaded * 2)
         received = up(stage.size, 16) * stage.sent * rows * 64
         away = 304 + 0.031 * received if through_l2 else 0.0702 * received
         away += 44.4 * kgroups + 9.1 * (finishers - 4)
         link = 432 + (0 if schedule.backward else 90) + work[True] + away + max(0.0, work[False] - away)
         more = up(most * ntiles, finishers) - 1  # tiles after a finisher's first
-        beside = stage.gates + stage.sent - 2
-        epilogue = 120 * beside if ranges is not None else 546 + 297 * beside
+        extra = stage.gates + stage.sent - 2
+        epilogue = 120 * extra if ranges is not None else 546 + 297 * extra
         chain += max(
             link + (400 if ranges is not None else 4835) * more + epilogue, 1325
         )  # 1325: latency alone
@@ -361,7 +361,7 @@ def _cycles(
         )
         task: float = (1203 if through_l2 else 2103) + 2 * epilogue
         if ranges is None:
-            task = (3130 + 382 * beside) * (1.3 if finishers > 4 else 1.0)
+            task = (3130 + 382 * extra) * (1.3 if finishers > 4 else 1.0)
         finishing += most * ntiles / used * task
     if row_groups == 1:
         return chain

@@ -53,10 +53,12 @@ class WholeCardTensorCorePlan(KernelPlan):
     def describe(self) -> str:
         """One line for a person."""
         teams = "" if self.teams == 1 else f"{self.teams} teams of "
-        kept = "all weights" if all(self.resident) else "some weights" if any(self.resident) else "no weights"
+        weights = (
+            "all weights" if all(self.resident) else "some weights" if any(self.resident) else "no weights"
+        )
         return (
             f"{teams}{self.team} blocks multiply on the tensor cores, {self._rows()} a team"
-            f"{f' in {self.passes} passes' * (self.passes > 1)}, vectors through L2, {kept} in shared memory, "
+            f"{f' in {self.passes} passes' * (self.passes > 1)}, vectors through L2, {weights} in shared memory, "
             f"{self.shared // 1024} KiB a block"
         )
 
@@ -161,11 +163,11 @@ def _buffer(tiles: int, columns: int, over_inner: int) -> tuple[int, int]:
 
 def _kept(sizes: list[int], room: int) -> list[bool]:
     """Which matrices fit, the first ones first."""
-    kept = []
+    fits = []
     for size in sizes:
-        kept.append(size <= room)
-        room -= size if kept[-1] else 0
-    return kept
+        fits.append(size <= room)
+        room -= size if fits[-1] else 0
+    return fits
 
 
 def _cycles(

@@ -101,11 +101,11 @@ class Stepwise:
             return Gradients(delta, [torch.zeros_like(x) for x in inputs.states])
         inputs = _rounded(dense(inputs), case)
         gradients, first = moved_to_states(cell, gradients, stored, inputs)
-        given = [None if g is None else g.contiguous() for g in gradients]
-        options = Options(inputs.reset is not None, gradients=tuple(g is not None for g in given))
+        own_gradients = [None if g is None else g.contiguous() for g in gradients]
+        options = Options(inputs.reset is not None, gradients=tuple(g is not None for g in own_gradients))
         own = code(schedule(cell, True, strict=False), options)
         lead = (*like.shape[:-3], like.shape[-2])
-        arguments = Arguments(inputs, [x.contiguous() for x in stored], (), given, delta)
+        arguments = Arguments(inputs, [x.contiguous() for x in stored], (), own_gradients, delta)
         arguments.locals = [like.new_zeros(*lead, n) for n in own.slots]
         loop = Loop(own, arguments, like)
         loop.run()

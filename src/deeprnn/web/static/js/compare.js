@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { h, number, count, LETTERS, UNITS } from "../parts/dom.js";
 import { learning } from "./curves.js";
-import { resultLine } from "./results.js";
+import { dagger, resultLine } from "./results.js";
 import { compareWith, drawing, playground } from "./run.js";
 
 const KINDS = { music: "music", char: "characters", word: "words" };
@@ -58,9 +58,9 @@ function numbers(runs) {
       line("Model", (run) => run.label || "–"),
       line("Data", (run) => run.data_name || run.data),
       line("Parameters", (run) => count(run.parameters)),
-      line(alike ? `Test, ${unit(runs[0])}` : "Test", (run) => number(run.test) + (alike ? "" : ` ${unit(run)}`)),
-      line("Validation", (run) => number(run.valid)),
+      line(alike ? `Test, ${unit(runs[0])}` : "Test", (run) => number(run.test) + dagger(run) + (alike ? "" : ` ${unit(run)}`)),
+      line("Validation", (run) => number(run.valid) + dagger(run)),
       runs.some((run) => Number.isFinite(run.paper)) ? line("The paper’s", (run) => number(run.paper)) : null,
       line("Epochs", (run) => String(run.epochs)),
-      line("Status", (run) => run.status))));
+      line("Status", (run) => [run.status, ...(run.marks || []).map((text) => `† ${text}`)].join(" · ")))));
 }

@@ -2,7 +2,7 @@
 
 import { fill, h, keepFocus, number, count } from "../parts/dom.js";
 import { spark } from "../parts/chart.js";
-import { paperTable } from "./results.js";
+import { dagger, paperTable, remarks } from "./results.js";
 
 export function homeView(store) {
   const el = h("div", { class: "home" });
@@ -49,7 +49,7 @@ function shelf(title, runs) {
       h("small", { class: "soft", text: run.label ? run.name : "" }),
       spark(run.spark || [], 220, 44),
       h("span", { class: "card-foot" },
-        h("span", {}, h("b", { text: number(run.test ?? run.valid) }), h("small", { class: "soft", text: run.test === null ? " validation" : " test" })),
+        h("span", {}, h("b", { text: number(run.test ?? run.valid) + dagger(run), title: remarks(run) || null }), h("small", { class: "soft", text: run.test === null ? " validation" : " test" })),
         h("small", { class: "soft", text: run.status === "running" ? `epoch ${run.epochs}` : `${count(run.parameters)} params` }))))))); 
 }
 

@@ -2,6 +2,7 @@
 
 import { h, keepFocus, number } from "../parts/dom.js";
 import { spark } from "../parts/chart.js";
+import { dagger, remarks } from "./results.js";
 
 const FILTERS = [["all", "All"], ["music", "Music"], ["text", "Text"], ["running", "Running"]];
 
@@ -68,7 +69,7 @@ export function runList(store) {
       h("span", { class: "dot", title: run.status, role: "img", "aria-label": run.status }),
       h("span", { class: "who" }, h("b", { text: run.name }), h("small", { text: run.error || [run.label, run.status === "finished" ? null : run.status, ...(run.tags || [])].filter(Boolean).join(" · ") })),
       spark(run.spark || []),
-      h("span", { class: "value", title: run.test === null ? "validation" : "test", text: number(value) })));
+      h("span", { class: "value", title: [run.test === null ? "validation" : "test", remarks(run)].filter(Boolean).join("; "), text: number(value) + dagger(run) })));
   }
 
   return {

@@ -4,6 +4,10 @@ import { h, s, number, LETTERS, UNITS } from "../parts/dom.js";
 
 export const lower = (run) => run.test ?? run.valid;
 
+/** A number's mark where its run was cut off by time or made by code with changes in no commit. */
+export const dagger = (run) => (run?.marks?.length ? "†" : "");
+export const remarks = (run) => (run?.marks || []).join("; ");
+
 export function paperCells(store, data) {
   return (store.paper?.cells || []).filter((cell) => cell.data === data);
 }
@@ -82,7 +86,7 @@ function cellOf(cell, run) {
   if (!cell && !run) return h("td", { class: "none", text: "" });
   const gap = run && cell ? difference(run.test, cell.value) : null;
   const mine = run
-    ? h("a", { href: `#/run/${run.id}`, class: gap ? (gap.better ? "better" : "worse") : "", title: run.name, text: number(run.test) })
+    ? h("a", { href: `#/run/${run.id}`, class: gap ? (gap.better ? "better" : "worse") : "", title: [run.name, remarks(run)].filter(Boolean).join(": "), text: number(run.test) + dagger(run) })
     : h("span", { class: "soft", text: "–" });
   return h("td", {}, mine, h("small", { text: cell ? `paper ${number(cell.value)}` : "" }),
     gap ? h("small", { class: gap.better ? "better" : "worse", text: gap.text }) : null);

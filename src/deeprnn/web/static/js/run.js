@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { h, number, count, ago, LETTERS, UNITS } from "../parts/dom.js";
 import { learning } from "./curves.js";
 import { manage } from "./manage.js";
-import { difference, resultLine } from "./results.js";
+import { dagger, difference, remarks, resultLine } from "./results.js";
 import { musicBench } from "./music.js";
 import { textBench } from "./text.js";
 
@@ -44,6 +44,7 @@ export function chips(run) {
     h("span", { text: run.data_name || run.data }),
     h("span", { text: `${count(run.parameters)} parameters` }),
     Number.isInteger(run.seed) ? h("span", { text: `seed ${run.seed}` }) : null,
+    (run.marks || []).map((text) => h("span", { text: `† ${text}` })),
     run.status === "running" && run.updated ? h("span", { text: `news ${ago(run.updated)}` }) : null);
 }
 
@@ -57,7 +58,7 @@ function heading(store, run) {
     run.error ? h("p", { class: "caution", role: "note", text: run.error }) : "",
     h("div", { class: "scores" },
       h("div", { class: "score" },
-        h("b", { text: number(value) }),
+        h("b", { text: number(value) + dagger(run), title: remarks(run) || null }),
         h("span", { text: `${UNITS[run.metric] || run.metric}, ${run.test === null ? "validation so far" : "test"}` }),
         gap ? h("span", { class: gap.better ? "better" : "worse", text: `${gap.text} to the paper’s ${number(run.paper)}` })
           : Number.isFinite(run.paper) ? h("span", { class: "soft", text: `paper ${number(run.paper)}` }) : null,
