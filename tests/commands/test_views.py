@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deeprnn import cli, console
+from deeprnn.commands import run_view
 from deeprnn.commands.demo import Demo
 from deeprnn.reproduction import tables
 from tests.small_runs import small_run, text_file
@@ -85,6 +86,14 @@ def test_a_wide_table_leaves_out_what_can_be_spared(monkeypatch):
     for columns, kept in ((62, ["x", "y", "z"]), (61, ["x", "z"]), (40, ["x"]), (10, ["x"])):
         monkeypatch.setattr(console, "width", lambda columns=columns: columns)
         assert console.fitting(["x", "y", "z"], rows, spare=("y", "z"), gap=1) == kept
+
+
+def test_the_score_of_a_model_that_diverged_takes_no_more_room_than_others():
+    assert [run_view.score(x) for x in (1.23456, 123.4, 999_999.0, 6.886615e30)] == [
+        *("1.235", "123.400", "999999.000", "6.89e+30")
+    ]
+    rows = [{"valid": 10.317}, {"valid": 6.886615e30}]
+    assert run_view._join(rows, "valid") == "10.317 6.89e+30"
 
 
 def test_tables_of_results_say_the_same_on_a_narrow_terminal():

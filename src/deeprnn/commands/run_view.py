@@ -128,7 +128,7 @@ class RunView:
         best = [m.best for m in t.schedule.members if m.best is not None]
         rest = f"{clock(left)} left{self._total_left(t, pace)}  {count / max(t.epoch_seconds, 1e-9):,.0f}/s"
         parts = [
-            f"train {metrics.headline(t.data.kind, nats, int(count)):.3f}" if count else "",
+            f"train {score(metrics.headline(t.data.kind, nats, int(count)))}" if count else "",
             f"best valid {metrics.headline(t.data.kind, min(best) * 10**6, 10**6):.3f}" if best else "",
             f"rate {float(t.schedule.rates(t.updater.tau).max()):.3g}",
             f"norm {float(sums['norm'].sum()) / updates:.2f}",
@@ -151,11 +151,16 @@ class RunView:
         return "" if math.isinf(left) else f" (all: {clock(left)})"
 
 
-def _join(rows: Sequence[Mapping[str, Any]], key: str, form: str = ".3f") -> str:
+def _join(rows: Sequence[Mapping[str, Any]], key: str, form: str = "") -> str:
+    """A number of every member, or their range; nats and bits where no form is given."""
+
+    def text(value: float) -> str:
+        return f"{value:{form}}" if form else score(value)
+
     values = [row[key] for row in rows]
     if len(values) > SHOWN:
-        return f"{min(values):{form}}..{max(values):{form}}"
-    texts = [f"{value:{form}}" for value in values]
+        return f"{text(min(values))}..{text(max(values))}"
+    texts = [text(value) for value in values]
     return texts[0] if len(set(texts)) == 1 else " ".join(texts)
 
 
@@ -228,8 +233,13 @@ def show_results(runs: Sequence[Run], columns: Sequence[str] = COLUMNS) -> None:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.3f}" if value < 100 else f"{value:.1f}"
+        return score(value, 3 if value < 100 else 1)
     return "-" if value is None else str(value)
+
+
+def score(value: float, places: int = 3) -> str:
+    """With so many decimal places; that of a model that diverged in a few digits."""
+    return f"{value:.{places}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def write_curves(folder: Path) -> Path | None:
@@ -281,4 +291,4 @@ def _spread(runs: Sequence[Run]) -> str:
     if not values:
         return ""
     mean = sum(values) / len(values)
-    return f"test over {len(values)} members: mean {mean:.3f}, from {min(values):.3f} to {max(values):.3f}"
+    return f"test over {len(values)} members: mean {score(mean)}, from {score(min(values))} to {score(max(values))}"
