@@ -172,6 +172,8 @@ class Whole:
     files: dict[str, int]
 
 
+CACHE = ".cache/deeprnn/"
+"""no output: what finds no room there is made again, but nothing in it may be cut off or left behind"""
 OLD = b"what stood here before\n"
 
 
@@ -213,6 +215,5 @@ def _check_whole(place: Path, whole: dict[str, int], ended: child.Ended) -> None
         assert name in whole, f"{name} is left behind"
         assert size >= least, f"{name} is cut off: {size} of {whole[name]} bytes"
     if ended.status == 0:
-        assert found.keys() == whole.keys(), (
-            f"exit status 0, but {sorted(whole.keys() - found.keys())} are missing"
-        )
+        missing = [name for name in whole.keys() - found.keys() if not name.startswith(CACHE)]
+        assert not missing, f"exit status 0, but {sorted(missing)} are missing"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import json
 import logging
 import os
@@ -20,6 +22,7 @@ from deeprnn.errors import UserError
 from deeprnn.runs.folder import load_run
 from deeprnn.training import session, tracking
 from deeprnn.training.recipe import override
+from tests.torture import disk
 from tests.training.toys import music, recipe
 
 
@@ -134,6 +137,33 @@ def test_tensorboard_has_every_epoch(tmp_path):
     assert [(e.step, pytest.approx(e.value)) for e in events.Scalars("valid")] == [
         (row["step"], row["valid"]) for row in trained.metrics()
     ]
+
+
+def test_tensorboard_has_every_epoch_of_a_resumed_run(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tmp_path, ["tensorboard"])
+    trained = run(tmp_path, ["tensorboard"], epochs=4)
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "seed-1")).Reload()
+    assert [e.step for e in events.Scalars("train")] == [row["step"] for row in trained.metrics()]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_full_disk_under_tensorboard_is_one_warning_and_no_traceback(tmp_path, monkeypatch, caplog, number):
+    pytest.importorskip("tensorboard")
+    steps, raised = itertools.count(), []
+
+    def fail(step):
+        if step.kind in disk.GROWS and next(steps) >= number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), step.path)
+
+    monkeypatch.setattr(threading, "excepthook", raised.append)  # which would print a traceback
+    with disk.watched(tmp_path / "tensorboard", fail), caplog.at_level(logging.WARNING, "deeprnn"):
+        trained = run(tmp_path, ["tensorboard"])
+    assert raised == []
+    assert caplog.text.count("tensorboard failed (OSError: ") == 1
+    assert trained.info["status"] == "finished"
 
 
 def test_mlflow_has_every_epoch_of_a_resumed_run(tmp_path, monkeypatch):

@@ -15,10 +15,12 @@ import logging
 import math
 import os
 import queue
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,21 +68,33 @@ class Tracked:
 
 
 class TensorBoard:
-    """Event files in the run folder."""
+    """Event files in the run folder, a new one each time the run goes on.
+
+    They are written here and not by a `SummaryWriter`: that has a thread of its own, which prints a traceback when the
+    disk is full. The sender is a thread already.
+    """
 
     def __init__(self, run: Tracked) -> None:
-        module = need("torch.utils.tensorboard", extra="tensorboard")
-        self.writer = module.SummaryWriter(str(run.folder / run.name))
+        events = need("tensorboard.compat.proto.event_pb2", extra="tensorboard")
+        records = need("tensorboard.summary.writer.record_writer", extra="tensorboard")
+        self.event, self.record_writer = events.Event, records.RecordWriter
+        folder = run.folder / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        # Read in the order of their names, which must contain "tfevents".
+        self.path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._append(self.event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """One point in each curve."""
-        for key, value in values.items():
-            self.writer.add_scalar(key, value, step)
-        self.writer.flush()
+        points = [{"tag": key, "simple_value": value} for key, value in values.items()]
+        self._append(self.event(wall_time=time.time(), step=step, summary={"value": points}))
 
     def close(self) -> None:
-        """Close the event file."""
-        self.writer.close()
+        """Nothing: no file is open between two epochs."""
+
+    def _append(self, event: Any) -> None:
+        with self.path.open("ab") as file:
+            self.record_writer(file).write(event.SerializeToString())
 
 
 class MLflow:
