@@ -47,12 +47,14 @@ MEASURE = textwrap.dedent(
 )
 
 
-def peak(path: Path, kind: str = "auto") -> tuple[str, int]:
+def peak(path: Path, kind: str = "auto", **settings: str) -> tuple[str, int]:
     """What became of a file, and the bytes of memory that it took at the most."""
     if sys.platform != "linux":
         pytest.skip("the peak of a process's memory is read from /proc")
     command = [sys.executable, "-c", MEASURE, str(path), kind]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | SETTINGS, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | SETTINGS | settings, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     answer, taken = done.stdout.splitlines()
     return answer, int(taken)
@@ -132,6 +134,19 @@ def test_a_file_takes_at_most_ten_times_its_size(tmp_path, name):
     assert FILES[name][2] in answer
     times = 25 if name.endswith(".mid") else 10  # symusic alone takes ten times a file of nothing but notes
     assert taken <= max(LEAST, times * size) + OWN, f"{taken / size:.1f} times the size of the file"
+
+
+@pytest.mark.parametrize(("steps", "answer"), [(200_000, "read"), (230_000, "DEEPRNN_MAX_MEMORY")])
+def test_a_few_long_notes_take_no_more_than_any_small_file(tmp_path, steps, answer):
+    """A roll has a byte for every key and step, however short the file that it comes from."""
+    took = {}
+    for length in (4, steps):
+        ends = [(120 * length * (key == 21), bytes((0x90, key, 0))) for key in range(21, 109)]
+        path = tmp_path / f"{length}.mid"
+        path.write_bytes(midi_file([[*((0, bytes((0x90, key, 80))) for key in range(21, 109)), *ends]]))
+        told, took[length] = peak(path, DEEPRNN_MAX_FRAMES="1000000")
+    assert answer in told
+    assert took[steps] - took[4] <= LEAST + OWN  # beside the modules that both files load
 
 
 def test_keys_are_text(tmp_path):

@@ -88,6 +88,8 @@ def test_one_unit_serves_all_layers_and_a_list_each():
     [
         (lambda: PlusSpec(0, 3), "input_size must be a whole number of at least 1, got 0"),
         (lambda: PlusSpec(2, True), "hidden_size"),
+        (lambda: PlusSpec(2, 2**31), "hidden_size must be at most 2,147,483,647, got 2,147,483,648"),
+        (lambda: PredictSpec(2, 3, sizes=(10**5000,)), r"sizes\[0\] must be at most .*, got far more"),
         (lambda: PlusSpec(2, 3.0), "got 3.0"),
         (lambda: PlusSpec(2, 3, (4, -1)), r"intermediate_sizes\[1\].*got -1"),
         (lambda: PlusSpec(2, 3, 4), r"intermediate_sizes must be a list.*got 4"),

@@ -153,6 +153,7 @@ def _try(arena: Arena, words: tuple[str, ...]) -> None:
         place = arena.folder / "place"
         disk.remove(place)
         place.mkdir()
+        _beside(arena.folder)  # an earlier --out may have named a folder out there
         made = arena.scene
         run = made.copy(arena.chance.choice(["music", "text"]), place / "run")
         names = {"RUN": str(run), "BOOK": str(made.book), "SONGS": str(made.songs)}
@@ -164,13 +165,19 @@ def _try(arena: Arena, words: tuple[str, ...]) -> None:
         child.check_polite(ended, allowed=(0, 1, 2, 130, 143, *((-signal.SIGTERM,) if served else ())))
         assert ended.megabytes < 1000, f"took {ended.megabytes:,.0f} MB"
         assert not list(place.rglob("canary")), "a value was run as a command"
-        if "--name" in words:
+        if "--name" in words and words.count("--out") == 1:
             _check_inside(arena.folder)
 
 
 def _check_inside(folder: Path) -> None:
     """A run's name is a name, and does not lead out of the folder that runs are kept in."""
+    others = _beside(folder)
+    assert not others, f"{others[0].name} was written outside of the runs' folder"
+
+
+def _beside(folder: Path) -> list[Path]:
+    """What lay beside the place that commands work in, which is removed."""
     others = [path for path in folder.iterdir() if path.name != "place"]
     for path in others:
         disk.remove(path)
-    assert not others, f"{others[0].name} was written outside of the runs' folder"
+    return others

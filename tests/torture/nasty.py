@@ -22,6 +22,9 @@ TEXTS = (
 )  # fmt: skip
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": None}, [[[[[[[[]]]]]]]])
 VALUES: tuple[Any, ...] = (*NUMBERS, *TEXTS, *OTHERS)
+LONGEST = 8_000_000
+"""characters of a mutated tree: repetitions of repetitions multiply, and to write hundreds of megabytes takes longer
+than any input may take to be read"""
 BYTES = (0, 1, 0x7F, 0x80, 0xFE, 0xFF)
 
 
@@ -80,7 +83,19 @@ def mutated_tree(original: Any, chance: random.Random) -> Any:
                     holder[key] = [holder[key]]
             case "rename" if isinstance(holder, dict) and holder is not box:
                 holder[chance.choice(TEXTS)] = holder.pop(key)
-    return box[""]
+    return box[""] if length(box, {}) <= LONGEST else mutated_tree(original, chance)
+
+
+def length(tree: Any, known: dict[int, int]) -> int:
+    """About how many characters a tree has as JSON; a part that occurs often is looked at once."""
+    if not isinstance(tree, dict | list):
+        return 6 * len(tree) if isinstance(tree, str) else len(str(tree))  # an escape has six
+    if id(tree) not in known:
+        total = 2
+        for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            total += length(part, known) + (6 * len(str(key)) + 4 if isinstance(tree, dict) else 2)
+        known[id(tree)] = total
+    return known[id(tree)]
 
 
 def as_json(tree: Any) -> bytes:

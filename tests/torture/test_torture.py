@@ -289,6 +289,33 @@ def test_mutated_trees_are_trees_and_leave_the_values_alone():
     assert repr(nasty.VALUES) == before
 
 
+def test_mutated_trees_stay_short_where_repetitions_multiply(monkeypatch):
+    tree = [[[["a"]]]]
+    lengths = lambda: [len(nasty.as_json(nasty.mutated_tree(tree, random.Random(n)))) for n in range(1500)]  # noqa: E731
+    assert max(lengths()) > 100_000
+    monkeypatch.setattr(nasty, "LONGEST", 100_000)
+    assert 10_000 < max(lengths()) <= 100_000
+
+
+def test_a_trees_length_is_that_of_its_json():
+    many = [["é", 12]] * 1000
+    for tree in ([], {}, 10**400, "a", [1.5, None, True], {"a": {"b": []}}, [many] * 20):
+        assert len(nasty.as_json(tree)) <= nasty.length(tree, {}) <= 6 * len(nasty.as_json(tree)) + 8
+
+
+def test_a_name_is_not_blamed_for_what_an_earlier_command_left(arena: Arena):
+    from tests.torture import arguments
+
+    arena.folder.mkdir(exist_ok=True)
+    (arena.folder / "place").mkdir()
+    (arena.folder / "book-rnn-1").mkdir()
+    with pytest.raises(AssertionError, match="book-rnn-1 was written outside"):
+        arguments._check_inside(arena.folder)
+    (arena.folder / "book-rnn-1").mkdir()
+    arguments._try(arena, ("runs", "--name"))
+    assert not [found for found in arena.findings.values() if "outside" in found.text]
+
+
 def test_recipes_are_mutated_line_by_line():
     made = [
         mutated_files.mutated_recipe(b"seeds = [1]\n[data]\nlanes = 2\n")(random.Random(n)) for n in range(30)

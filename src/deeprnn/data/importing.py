@@ -154,7 +154,9 @@ def _read_song(data: bytes, entry: FileReport, options: Options) -> tuple[np.nda
         entry.notes.append(f"{song.empty_tracks} of {song.tracks} tracks are empty")
     if song.tempo_changes:
         entry.notes.append(f"{song.tempo_changes} tempo changes (the grid follows beats)")
-    return np.packbits(roll, axis=1), cut_song(roll.sum(1) > 0, grid.steps_per_beat, song.meters, CUTS)
+    packed, sounds, meters = np.packbits(roll, axis=1), roll.max(1) > 0, song.meters
+    del song, roll  # finding the cuts takes memory of its own
+    return packed, cut_song(sounds, grid.steps_per_beat, meters, CUTS)
 
 
 def _read_text(data: bytes) -> tuple[str, Cut | None]:

@@ -58,7 +58,7 @@ def midi_bytes_to_song(
     tracks = [(is_drum, len(notes["time"])) for song in songs for is_drum, notes in song]
     onset, end, pitch = _join([[notes for is_drum, notes in song if drums or not is_drum] for song in songs])
     del songs
-    roll, losses = render(onset, end, pitch, grid, what, per_beat)
+    roll, losses = render(onset, end, pitch, grid, what, per_beat, file_size=len(data))
     losses.drums = sum(count for is_drum, count in tracks if is_drum and not drums)
     losses.notes += losses.drums
     if ons is not None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
-from deeprnn.data.limits import check_frames
+from deeprnn.data.limits import check_frames, check_memory
 from deeprnn.data.music import Grid
 
 _BLOCK = 65_536  # notes worked on at a time, so that they take little memory beyond the roll
@@ -42,12 +42,20 @@ class Losses:
 
 
 def render(
-    onset: np.ndarray, end: np.ndarray, pitch: np.ndarray, grid: Grid, what: str, per_beat: int = 1
+    onset: np.ndarray,
+    end: np.ndarray,
+    pitch: np.ndarray,
+    grid: Grid,
+    what: str,
+    per_beat: int = 1,
+    *,
+    file_size: int = 0,
 ) -> tuple[np.ndarray, Losses]:
     """A roll (T, pitches) of notes given in whole ticks, `per_beat` of them to a beat.
 
     Onsets and ends go to the nearest grid line, halves upwards; every note sounds for at least one step.
     The roll ends with the last sounding step, and leading silence stays.
+    A few bytes can hold notes hours apart: a roll that takes more than a file of `file_size` may is refused.
     """
     losses = Losses(notes=len(pitch))
     inside = (pitch >= grid.low) & (pitch <= grid.high)
@@ -60,6 +68,9 @@ def render(
     np.maximum(stop, start + 1, out=stop)
     total = int(stop.max()) if len(stop) else 0
     check_frames(total, what)
+    check_memory(
+        total * (grid.size + (grid.size + 7) // 8 + 1), file_size, what
+    )  # with its bits and its rests
     losses.merged, losses.joined = _collisions(start, stop, pitch)
     roll = np.zeros((grid.size, total), np.uint8)  # by pitch first, so that a note is one stretch of memory
     for block in range(0, len(pitch), _BLOCK):
@@ -67,7 +78,7 @@ def render(
         rows, starts, stops = (pitch[part] - grid.low).tolist(), start[part].tolist(), stop[part].tolist()
         for p, a, b in zip(rows, starts, stops, strict=True):
             roll[p, a:b] = 1
-    return np.ascontiguousarray(roll.T), losses
+    return roll.T, losses  # a view: a copy would be as large again
 
 
 def _to_grid(ticks: np.ndarray, steps_per_beat: int, per_beat: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,13 +12,18 @@ from deeprnn.model.units import Unit, named
 
 T = TypeVar("T")
 Units = str | Unit | Sequence[str | Unit]
+LARGEST = 2**31 - 1
+"""no layer is wider: a matrix between two of them has a number of weights that 64 bits hold"""
 
 
 def positive(owner: str, **sizes: int) -> None:
-    """Refuse a size that is not a whole number of at least 1."""
+    """Refuse a size that is not a whole number of at least 1, or that is above `LARGEST`."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{owner}: {name} must be a whole number of at least 1, got {value!r}")
+        if value > LARGEST:
+            shown = f"{value:,}" if value < 10**30 else "far more"
+            raise UserError(f"{owner}: {name} must be at most {LARGEST:,}, got {shown}")
 
 
 def boolean(owner: str, **flags: bool) -> None:
