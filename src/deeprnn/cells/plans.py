@@ -195,14 +195,9 @@ def _make(cell: Cell, request: Request, held: dict[str, Tensor]) -> tuple[Plan, 
     key = f"{handle_of(cell)}-{next(_numbers)}"
 
     def describe() -> tuple[Traced, Layout, Graphs]:
-        try:
-            traced = _trace(cell, request, {name: _stand_in(tensor) for name, tensor in held.items()})
-            graphs = traced.graphs(torch.device(request.device))
-            return traced, _laid_out(traced, graphs), graphs
-        except RecursionError as error:
-            raise Undescribable(
-                "more matrix products follow each other in a step than can be read"
-            ) from error
+        traced = _trace(cell, request, {name: _stand_in(tensor) for name, tensor in held.items()})
+        graphs = traced.graphs(torch.device(request.device))
+        return traced, _laid_out(traced, graphs), graphs
 
     try:
         traced, layout, graphs = in_fresh_thread(describe)

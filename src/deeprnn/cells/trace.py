@@ -103,6 +103,9 @@ def _boundary(outputs: Sequence[fx.Node], kinds: Mapping[fx.Node, str]) -> list[
     return list(found)
 
 
+TOO_LONG = "more matrix products follow each other in a step than can be read"
+
+
 def trace(
     step: Callable[..., Any],
     module: nn.Module,
@@ -122,7 +125,8 @@ def trace(
     except (
         Exception
     ) as error:  # a fault here should not keep anybody from calling a step that torch can compute
-        refusal = Undescribable(f"reading it failed: {type(error).__name__}: {error}")
+        reason = TOO_LONG if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
+        refusal = Undescribable(f"reading it failed: {reason}")
         refusal.may_write = False
         raise refusal from error
 
