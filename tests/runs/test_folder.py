@@ -427,3 +427,14 @@ def test_a_commit_is_marked_where_any_code_of_the_package_has_changed(checkout: 
         assert commit() == f"{clean}+", name
         (code / name).unlink() if before is None else (code / name).write_text(before)
     assert commit() == clean
+
+
+def test_asking_for_the_commit_takes_no_lock_in_the_users_checkout(checkout: Path):
+    """`git status` refreshes the index under a lock, which a kill at that moment would leave behind."""
+    os.utime(
+        checkout / "src" / "deeprnn" / "training" / "loop.py", (1, 1)
+    )  # so that there is something to refresh
+    index = checkout / ".git" / "index"
+    before = index.read_bytes()
+    assert commit() is not None
+    assert index.read_bytes() == before

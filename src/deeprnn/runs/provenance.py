@@ -64,9 +64,13 @@ def has_changes(path: Path) -> bool:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git says there, None where it does not know."""
+    """What git says there, None where it does not know.
+
+    Without optional locks: a kill during `git status` would leave the user's checkout with a stale index.lock.
+    """
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
