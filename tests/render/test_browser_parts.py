@@ -122,11 +122,13 @@ def test_no_two_ticks_have_one_name(page: Any, values: tuple[float, float], wide
         assert len(names) >= 2
         assert len(set(names)) == len(names)
         assert all(len(name) <= 9 for name in names), names
-    left = page.locator("#box svg").evaluate("e => e.getBoundingClientRect().left")
-    for at in page.locator("#box .tick-y").evaluate_all(
-        "es => es.map((e) => e.getBoundingClientRect().left)"
-    ):
-        assert at >= left, "a name is cut off"
+    # Found and measured at once: a chart that is drawn anew in between would leave parts that lie nowhere.
+    left, *names = page.evaluate(
+        """() => ["svg", ".tick-y"].flatMap((part) => [...document.querySelectorAll(`#box ${part}`)])
+               .map((e) => e.getBoundingClientRect().left)"""
+    )
+    assert len(names) >= 2
+    assert min(names) >= left, "a name is cut off"
 
 
 @pytest.mark.browser

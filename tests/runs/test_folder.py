@@ -338,6 +338,13 @@ def test_a_curve_without_an_end_is_not_read(finished, tmp_path, monkeypatch):
         load_run(folder).metrics()
 
 
+def test_a_curve_of_brackets_within_brackets_is_one_sentence(finished, tmp_path):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (folder / "metrics.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read"):
+        load_run(folder).metrics()
+
+
 def test_folders_that_are_no_runs(tmp_path):
     with pytest.raises(UserError, match="no run at"):
         load_run(tmp_path / "nowhere")

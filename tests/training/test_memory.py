@@ -31,7 +31,8 @@ def text() -> TextData:
     [
         (music(), {"data.lanes": 100_000_000}, "data.lanes=100,000,000 and data.chunk=40"),
         (music(), {"model.hidden": 10_000_000}, "model.hidden=10,000,000 would take"),
-        (music(), {"model.hidden": 2**62}, "model.hidden=4,611"),
+        (music(), {"model.hidden": 2**62}, "hidden_size must be at most 2,147,483,647, got 4,611"),
+        (music(), {"model.hidden": 2**30}, "model.hidden=1,073"),
         (music(), {"seeds": list(range(100_000)), "model.hidden": 2000}, "of 100,000 models"),
         (
             music(),

@@ -201,7 +201,7 @@ class Run:
         try:
             lines = read_regular(path, MOST_METRICS).decode().split("\n")
             rows = [json.loads(line) for line in lines[:-1] if line]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # of a line of brackets within brackets
             raise UserError(f"{path} cannot be read: {error}") from None
         if not all(isinstance(row, dict) and _is_epoch(row) for row in rows):
             raise UserError(f"{path} holds lines that are no epoch's")
