@@ -11,9 +11,12 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,8 +57,21 @@ class Killed(BaseException):
 
 
 @contextmanager
-def killed_after(renames: int) -> Iterator[None]:
-    """Let so many renames happen and die at the next; a block that needs fewer survives."""
+def renames_by(replace: Callable[[Any, Any], None], folder: Path) -> Iterator[None]:
+    """Rename by `replace` in this folder; what other threads of the process rename elsewhere is not disturbed."""
+    real = os.replace
+
+    def wherever(a, b, **options):
+        (replace if Path(b).parent == folder else partial(real, **options))(a, b)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", wherever)
+        yield
+
+
+@contextmanager
+def killed_after(renames: int, folder: Path) -> Iterator[None]:
+    """Let so many renames happen in a folder and die at the next; a block that needs fewer survives."""
     real, count = os.replace, itertools.count()
 
     def replace(a, b):
@@ -63,10 +79,8 @@ def killed_after(renames: int) -> Iterator[None]:
             raise Killed
         real(a, b)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", replace)
-        with suppress(Killed):
-            yield
+    with renames_by(replace, folder), suppress(Killed):
+        yield
 
 
 RENAMES = range(5)
@@ -79,7 +93,7 @@ def test_kills_at_any_rename_of_a_save_and_of_the_next_leave_a_whole_checkpoint(
     save(tmp_path, 1)
     newest = 1
     for number, renames in enumerate(kills, 2):
-        with killed_after(renames):
+        with killed_after(renames, tmp_path):
             save(tmp_path, number)
         assert read(tmp_path) in ((number,) if renames == 4 else (newest, number))
         newest = read(tmp_path)
@@ -92,7 +106,7 @@ def test_a_long_row_of_kills_never_loses_what_was_saved(tmp_path):
     save(tmp_path, 0)
     newest = 0
     for number in range(1, 150):
-        with killed_after(chance.randrange(5)):
+        with killed_after(chance.randrange(5), tmp_path):
             save(tmp_path, number)
         assert read(tmp_path) >= newest
         newest = read(tmp_path)
@@ -104,7 +118,7 @@ def test_a_loss_of_power_may_undo_any_renames_that_were_not_forced_to_disk(tmp_p
     """After a kill in one save: every state the disk may be in at any moment of the next save is loaded."""
     save(tmp_path, 0)
     save(tmp_path, 1)
-    with killed_after(first):
+    with killed_after(first, tmp_path):
         save(tmp_path, 2)
     newest = read(tmp_path)
     on_disk, pending, moments = {}, [], []
@@ -124,8 +138,7 @@ def test_a_loss_of_power_may_undo_any_renames_that_were_not_forced_to_disk(tmp_p
         on_disk.clear()
 
     real = os.replace
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", replace)
+    with renames_by(replace, tmp_path), pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "sync_folder", sync)
         save(tmp_path, 3)
     assert len(moments) >= 2
@@ -178,10 +191,10 @@ def test_two_damaged_checkpoints_are_an_error(tmp_path):
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch, code, after):
     save(tmp_path, 1)
-    real, count = os.fsync, itertools.count()
+    real, count, this_thread = os.fsync, itertools.count(), threading.get_ident()
 
     def fsync(handle):
-        if next(count) >= after:
+        if threading.get_ident() == this_thread and next(count) >= after:
             raise OSError(code, os.strerror(code))
         real(handle)
 
@@ -239,7 +252,7 @@ def test_forged_tensors_are_refused_in_words(tmp_path, header):
             load(tmp_path)
 
 
-def test_a_death_between_the_two_files_of_the_best_leaves_it_readable(tmp_path, monkeypatch):
+def test_a_death_between_the_two_files_of_the_best_leaves_it_readable(tmp_path):
     save_best(tmp_path, state(5), {"epoch": 5})
     real = os.replace
 
@@ -248,10 +261,8 @@ def test_a_death_between_the_two_files_of_the_best_leaves_it_readable(tmp_path, 
             raise KeyboardInterrupt
         real(a, b)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", replace)
-        with pytest.raises(KeyboardInterrupt):
-            save_best(tmp_path, state(6), {"epoch": 6})
+    with renames_by(replace, tmp_path), pytest.raises(KeyboardInterrupt):
+        save_best(tmp_path, state(6), {"epoch": 6})
     assert load_best(tmp_path).tensors["tau"] == 5
     save_best(tmp_path, state(7), {"epoch": 7})
     assert load_best(tmp_path).tensors["tau"] == 7
@@ -284,7 +295,7 @@ def test_the_best_is_read_while_it_is_replaced(tmp_path, monkeypatch):
 
 def test_leftovers_of_killed_processes_are_swept(tmp_path):
     save(tmp_path, 1)
-    with killed_after(0):
+    with killed_after(0, tmp_path):
         save(tmp_path, 2)
     assert len(list(tmp_path.glob(".*.tmp"))) == 2
     files.remove_leftovers(tmp_path)
