@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 
 import pytest
+import torch
 from benchmarks import gpu_layers
 from benchmarks.rehearsal import rehearsal
 from benchmarks.shapes import FAIR, GPU_GROUPS, JAX, LOOP, OURS, TF32, TORCH, Shape, fair, gpu_peers
@@ -53,6 +54,29 @@ def test_a_layer_that_is_off_is_not_timed():
 
     with rehearsal():
         (row,) = gpu_layers.rows("cpu", Clock(dry=False), soon(), {SHAPE: [OURS]})
+    assert "off by" in row["failed"]
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_what_is_off_from_a_later_call_on_is_not_timed(monkeypatch, gradients):
+    """A shape that is met again is served by recorded launches: those are timed, so those are compared."""
+    from benchmarks import cell_peers
+
+    class Calls(cell_peers.Calls):
+        def __init__(self, *given):
+            super().__init__(*given)
+            right, calls = self.run, []
+
+            def run() -> torch.Tensor:
+                calls.append(torch.is_grad_enabled())
+                off = torch.is_grad_enabled() is gradients and calls.count(gradients) > 2
+                return right() * (1.01 if off else 1.0)
+
+            self.run = run
+
+    truth = cell_peers.truth_of(SHAPE, OURS, "cpu")
+    monkeypatch.setattr(cell_peers, "Calls", Calls)
+    row = gpu_layers.measure(SHAPE, OURS, truth, "cpu", gpu_layers.Clock(dry=False))
     assert "off by" in row["failed"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,29 @@ def test_a_backend_that_is_wrong_gets_no_speed(spoil):
     assert loop.failed is None
     rows = with_ratios([ours, loop])
     assert rows[1]["train_ratio"] is None, "no ratio to a backend that is wrong"
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_what_is_wrong_from_a_later_call_on_is_refused(monkeypatch, gradients):
+    """A layer goes another way when a shape is met again, and without gradients: that way is timed."""
+    right, calls = peers.Bench.peer, []
+
+    def peer(self, name):
+        made = right(self, name)
+        run = made.run
+
+        def later() -> torch.Tensor:
+            calls.append(torch.is_grad_enabled())
+            return run() * (
+                1.0 + 0.01 * (torch.is_grad_enabled() is gradients and calls.count(gradients) > 2)
+            )
+
+        return replace(made, run=later)
+
+    monkeypatch.setattr(peers.Bench, "peer", peer)
+    (row,) = measure(WORK, ["ours"], repeats=1)
+    assert "off by" in str(row.failed)
+    assert ("without gradients" in str(row.failed)) is not gradients
 
 
 def test_nan_is_refused(spoil):
