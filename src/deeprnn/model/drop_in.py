@@ -190,7 +190,7 @@ class DropIn(RecurrentBase, Generic[S]):
             return self.forward
 
     def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Any] | None:
-        """Output and last states by the short way, None where there is none for this call."""
+        """Output and last states by the fast path, None where there is none for this call."""
         if torch.compiler.is_compiling() or type(self) not in (GRU, LSTM) or not may_be_direct(input):
             return None
         if len(self._cells) != 1 or hook_of(cell := self._cells[0]) is not None:

@@ -108,7 +108,7 @@ class Recurrent(SequenceLayer):
         return self.results(input, state, reset, lengths, return_all_states)
 
     def _call_directly(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
-        """Output and last states by the short way, None where there is none for this call."""
+        """Output and last states by the fast path, None where there is none for this call."""
         if torch.compiler.is_compiling() or type(self) not in (Recurrent, RHN) or len(self.cells) != 1:
             return None
         cell = self.cells[0]

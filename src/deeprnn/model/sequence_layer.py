@@ -103,7 +103,7 @@ class SequenceLayer(Traceable):
     # ---- a whole sequence
 
     def one_step(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
-        """(output, state) of a call of one step that `steps_alone`; None where the call is to go the ordinary way."""
+        """(output, state) of a call of one step that `steps_alone`; None where the call is to go the general path."""
         if type(input) not in PLAIN or input.dim() != 3 or input.shape[-1] != self.input_size:
             return None
         x = input.transpose(0, 1) if self.batch_first else input

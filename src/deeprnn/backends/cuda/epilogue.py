@@ -160,9 +160,9 @@ class _Backward:
     def __init__(self, schedule: Schedule, options: Options) -> None:
         self.schedule, self.options, self.cell = schedule, options, schedule.cell
         self.own = adjoint(self.cell)
-        self.kept = [stage.stage for stage in reversed(schedule.stages)]
+        self.order = [stage.stage for stage in reversed(schedule.stages)]
         self.slots: dict[Expression, int] = {}
-        for s in reversed(self.kept):
+        for s in reversed(self.order):
             for node, _ in self.own.stages[s].leaves:
                 if node.op in ("state", "output"):
                     self.slots.setdefault(node, len(self.slots))

@@ -1,6 +1,6 @@
 // tensor_core.cu: who does what and where everything lies, from the macros alone. Comes after cell.cuh and parts.cuh.
 #pragma once
-CONST int kept(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }   // inner rounds held in registers
+CONST int in_registers(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }   // inner rounds held in registers
 
 // Numbers are multiplied as two fp16 parts, scaled by powers of two. A vector has one scale for each batch row where its
 // range is known beforehand; else (TILE_SCALES) one for each tile of a batch row, 16 units, found from their numbers.
@@ -77,9 +77,9 @@ constexpr int LEAVING = PARTIAL + STREAMS * PARTIAL_BYTES, LEAVING_BYTES = THROU
 CONST int exchange_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += STREAMS * vector_bytes(i); return n; }
 // Weights that registers cannot hold, round by round; in the last one perhaps only some warps have a tile.
 CONST int sharers(int j, int i) { return i < rounds(j) - 1 ? KGROUPS : vector_tiles(source_of(j)) - i * KGROUPS; }   // of a group
-CONST int round_offset(int j, int i) { return (i - kept(j)) * rows(stage_of(j)) * WARPS * PARTS * 512; }
+CONST int round_offset(int j, int i) { return (i - in_registers(j)) * rows(stage_of(j)) * WARPS * PARTS * 512; }
 CONST int weight_bytes(int j) {
-  return kept(j) == rounds(j) ? 0
+  return in_registers(j) == rounds(j) ? 0
                               : round_offset(j, rounds(j) - 1) + rows(stage_of(j)) * MGROUPS * sharers(j, rounds(j) - 1) * PARTS * 512;
 }
 CONST int weight_offset(int j) {
@@ -89,7 +89,7 @@ CONST int weight_offset(int j) {
 }
 CONST int reg_offset(int j) {
   int n = 0;
-  for (int i = 0; i < j; i++) n += rows(stage_of(i)) * kept(i) * PARTS * 4;
+  for (int i = 0; i < j; i++) n += rows(stage_of(i)) * in_registers(i) * PARTS * 4;
   return n;
 }
 constexpr int NREG = reg_offset(MATRICES) > 0 ? reg_offset(MATRICES) : 1;

@@ -144,13 +144,13 @@ template <int J> INLINE u32 weight_at(const Thread& th, int i, int m, int part) 
 }
 template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u32 (&reg)[NREG]) {
   if constexpr (J < MATRICES) {
-    constexpr int G = gates(stage_of(J)), M = rows(stage_of(J)), KEPT = kept(J), ALL = rounds(J), REG = reg_offset(J);
+    constexpr int G = gates(stage_of(J)), M = rows(stage_of(J)), RESIDENT = in_registers(J), ALL = rounds(J), REG = reg_offset(J);
     u32 part[PARTS][4];
 #pragma unroll
     for (int m = 0; m < M; m++) {
       Walk w = walk<J>(p, th, m / G * MGROUPS + th.mg, m % G);
 #pragma unroll
-      for (int i = 0; i < KEPT; i++) {
+      for (int i = 0; i < RESIDENT; i++) {
         fragment<J>(p, th, w, m % G, part);
 #pragma unroll
         for (int q = 0; q < PARTS; q++)
@@ -158,7 +158,7 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u3
           for (int n = 0; n < 4; n++) reg[REG + ((i * M + m) * PARTS + q) * 4 + n] = part[q][n];
       }
 #pragma unroll 2
-      for (int i = KEPT; i < ALL; i++) {
+      for (int i = RESIDENT; i < ALL; i++) {
         fragment<J>(p, th, w, m % G, part);
 #pragma unroll
         for (int q = 0; q < PARTS; q++)
@@ -173,7 +173,7 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u3
 template <int J, int S> INLINE void load_weights(const Thread& th, const u32 (&reg)[NREG], int i, int m, u32 (&a)[PARTS][4]) {
 #pragma unroll
   for (int q = 0; q < PARTS; q++) {
-    if (i < kept(J)) {
+    if (i < in_registers(J)) {
 #pragma unroll
       for (int w = 0; w < 4; w++) a[q][w] = reg[fixed<reg_offset(J)> + ((i * rows(S) + m) * PARTS + q) * 4 + w];
     } else {
