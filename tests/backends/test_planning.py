@@ -200,7 +200,7 @@ def test_a_population_of_15_runs_at_once():
         assert H200.resident(plan.cluster) * plan.rows >= 15
 
 
-def test_streams_need_room():
+def test_row_groups_need_room():
     own = schedule(DTS, False)
     assert tensor_core_plan(own, 256, 1, False, H200, 13, 2, 4, 40, 5) is not None
     assert tensor_core_plan(own, 256, 1, False, H200, 13, 2, 4, 48, 6) is None

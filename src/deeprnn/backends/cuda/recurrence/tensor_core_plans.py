@@ -133,7 +133,7 @@ class TensorCorePlan(KernelPlan):
         order = slice(None, None, -1) if self.backward else slice(None)
         return {
             "CLUSTER": self.cluster, "MGROUPS": self.mgroups, "KGROUPS": self.kgroups, "ROWS": rows,
-            "STREAMS": self.row_groups, "NTILES": up(rows, 8), "FINISHERS": self.finishers,
+            "ROW_GROUPS": self.row_groups, "NTILES": up(rows, 8), "FINISHERS": self.finishers,
             "FINISHER_REGS": self.finisher_registers, "THROUGH_L2": int(self.through_l2),
             "TILE_SCALES": int(self.ranges is None), "BY_FIRST_STATE": int(ranges.by_first_state),
             "BOUNDED": listed(ranges.bounded[order]),

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from deeprnn.backends import plain
 from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda.cell_header import header
 from deeprnn.backends.cuda.device import Device, device_of, index_of, nvidia
 from deeprnn.backends.cuda.driver import Kernel
-from deeprnn.backends.cuda.epilogue import Code, Options, code, header
+from deeprnn.backends.cuda.epilogue import Code, Options, code
 from deeprnn.backends.cuda.recurrence.launch import sent_states
 from deeprnn.backends.cuda.recurrence.parameters import Arguments, parameter_block
 from deeprnn.backends.cuda.recurrence.run import (
