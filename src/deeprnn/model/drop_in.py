@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from deeprnn.backends.direct import may_be_direct
-from deeprnn.backends.single_step import by_torch
 from deeprnn.backends.unrolling import without_autocast
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.fingerprint import hook_of
@@ -121,15 +120,6 @@ class DropIn(RecurrentBase, Generic[S]):
                 return (result, [result]) if isinstance(result, Tensor) else (result[0], list(result))
         new = call_cell(self._cells[index], x, states, self._tensors(index))
         return new[0], new
-
-    def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
-        """One step goes to torch, unless levels are dropped out between."""
-        drops = self.dropout and self.training and self.num_layers > 1
-        return (
-            not drops
-            and not self.bidirectional
-            and by_torch(self.backend, self.recurrent_weights, x, *states)
-        )
 
     @overload
     def forward(
