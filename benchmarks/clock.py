@@ -65,6 +65,6 @@ class Clock:
 
     def graph(self, call: Callable[[], Any]) -> Callable[[], None]:
         """The call, captured."""
-        from deeprnn.bench.peers import capture
+        from deeprnn.training.cuda_graph import capture
 
         return call if self.dry else capture(call)[0].replay

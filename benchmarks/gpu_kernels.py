@@ -51,9 +51,9 @@ from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import (  # n
 )
 from deeprnn.backends.protocol import Case, Inputs  # noqa: E402
 from deeprnn.bench.measure import relative, seconds_of, surroundings  # noqa: E402
-from deeprnn.bench.peers import capture  # noqa: E402
 from deeprnn.cells.deep_transition import DeepTransition  # noqa: E402
 from deeprnn.cells.description import CellDescription  # noqa: E402
+from deeprnn.training.cuda_graph import capture  # noqa: E402
 
 STEPS, CHECKED = 200, 20  # steps that are timed, and those that are compared with float64
 KERNELS: dict[str, Callable[..., Any]] = {

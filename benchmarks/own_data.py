@@ -27,8 +27,9 @@ from deeprnn.data.sources import find
 from deeprnn.data.text import text_data
 from deeprnn.render import midi_bytes
 from deeprnn.training.defaults import choose, model_of, resolve
+from deeprnn.training.engine import Eager
 from deeprnn.training.evaluate import mean_nats, score
-from deeprnn.training.loop import Eager, Trainer
+from deeprnn.training.loop import Trainer
 from deeprnn.training.recipe import DataPart, override
 
 SONGS = 36

@@ -70,6 +70,7 @@ INSIDE = {
         {"cuda.device", "cuda.driver", "cuda.nvrtc", "cuda.side_stream", "cuda.ctext"},
         {"cuda.recurrence.schedule", "cuda.gemm", "cuda.recording"},
         {"cuda.epilogue"},
+        {"cuda.cell_header"},
         {"cuda.recurrence"},
         {"cuda.stepwise", "cuda.time_chunks"},
         {"cuda.input_projection"},

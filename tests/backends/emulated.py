@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.backends.cuda import nvrtc
-from deeprnn.backends.cuda.epilogue import Code, header
+from deeprnn.backends.cuda.cell_header import header
+from deeprnn.backends.cuda.epilogue import Code
 from deeprnn.backends.cuda.recurrence.launch import macros_of
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan
 

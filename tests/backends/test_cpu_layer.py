@@ -72,7 +72,7 @@ def test_it_is_the_reference(name, entering):
     truth.load_state_dict(layer.state_dict())
     truth.double().backend = "reference"
     expected = results(truth, x.detach().double().requires_grad_())
-    for _ in range(3):  # the ordinary way, then the direct one
+    for _ in range(3):  # the general path, then the direct one
         assert_close([r.detach() for r in results(layer, x)], [r.detach() for r in expected])
     in_double = results(layer.double(), x.detach().double().requires_grad_())
     assert_close([r.detach() for r in in_double], [r.detach() for r in expected])
@@ -114,7 +114,7 @@ def test_threads_change_no_bit(name, entering, threads, monkeypatch):
 
 def test_an_output_may_be_changed_in_place():
     layer, x = LAYERS["lstm"](), torch.randn(4, 2, 5)
-    for _ in range(2):  # the ordinary way, then the direct one
+    for _ in range(2):  # the general path, then the direct one
         found, expected = [], []
         for changes, gradients in ((False, expected), (True, found)):
             y, (h, c) = layer(x)

@@ -201,7 +201,7 @@ def force(monkeypatch):
         def chosen(*given):
             plan = make(*given)
             assert plan is not None
-            assert any(getattr(plan, "kept", [1])) == (kept == "registers")
+            assert any(getattr(plan, "in_registers", [1])) == (kept == "registers")
             return plan
 
         monkeypatch.setattr(launch, "make_plan", chosen)

@@ -1,6 +1,6 @@
 """A layer's whole call as recorded launches: the kernels' own sources, emulated, beside torch.nn and the reference.
 
-Recordings are fired with other tensors than they were made with, so an address that is missed shows.
+Recordings are replayed with other tensors than they were made with, so an address that is missed shows.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def kernels(tmp_path_factory):
 
 @pytest.fixture
 def emulated(kernels, monkeypatch):
-    """Layers on the CPU as on an H200, by emulated kernels, from few rows on; gives a list of recorded calls fired."""
+    """Layers on the CPU as on an H200, by emulated kernels, from few rows on; gives a list of recorded calls."""
     tall, rows, scan, loop = kernels
-    fired = []
+    recorded = []
     right = direct._call_of
-    monkeypatch.setattr(direct, "_call_of", lambda *given: fired.append(right(*given)) or fired[-1])
+    monkeypatch.setattr(direct, "_call_of", lambda *given: recorded.append(right(*given)) or recorded[-1])
     with rehearsal():
         monkeypatch.setattr(driver, "library", Library)
         monkeypatch.setattr(outer_products, "kernels", tall)
@@ -112,7 +112,7 @@ def emulated(kernels, monkeypatch):
         monkeypatch.setattr(launch, "load_kernel", loop)
         monkeypatch.setattr(max_abs_scan, "load_kernel", scan)
         monkeypatch.setattr(input_projection, "FEWEST_ROWS", 8)
-        yield fired
+        yield recorded
 
 
 def gradients_of(layer, x, states, upstream):
@@ -149,7 +149,7 @@ def test_a_recorded_call_is_the_layers(name, emulated):
         assert len(emulated) == count, "the first call of a shape is an ordinary one"
         found = gradients_of(layer, x, states, upstream)
         assert len(emulated) == count + 1
-        assert emulated[-1] is not None, "the short way was not taken"
+        assert emulated[-1] is not None, "the fast path was not taken"
         assert all(torch.equal(a, b) for a, b in zip(ordinary, found, strict=True))
         with torch.no_grad():
             plain = layer(x.detach(), states)[0]
@@ -207,7 +207,7 @@ def test_an_output_changed_in_place_is_refused_as_elsewhere(emulated):
         y.sum().backward()
 
 
-# ---- who takes the ordinary way
+# ---- who takes the general path
 
 
 def test_whatever_is_not_plain_takes_the_ordinary_way(emulated, monkeypatch):
@@ -269,11 +269,13 @@ def test_an_operation_of_torch_cannot_be_recorded():
 
 
 def test_addresses_are_told_from_numbers(monkeypatch):
-    fired = []
+    launched = []
 
     class Kernel:
         def prepare_call(self, grid, rows, threads, parameters):
-            return driver.PreparedCall(lambda: fired.append(list(parameters)) or 0, (), SimpleNamespace(), "")
+            return driver.PreparedCall(
+                lambda: launched.append(list(parameters)) or 0, (), SimpleNamespace(), ""
+            )
 
     monkeypatch.setattr(driver, "_raw_device", lambda: 0)
     monkeypatch.setattr(driver, "ensure_context", lambda device: None)
@@ -286,9 +288,9 @@ def test_addresses_are_told_from_numbers(monkeypatch):
     recorder.launched(kernel, 1, 1, 32, [(ctypes.c_int64 * len(words))(*words)])
     recording = recorder.finish([y], [kept])
     for base in (1000, 5000):
-        recording.fire([base, base + 1, base + 2, base + 3], None)
-        assert fired[-1][:6] == [base + 24, 2**40, -1, base + 1, base + 2, base + 3 + 8]
-    assert (recording.kept_bytes, recording.scratch_bytes) == (512, 512)
+        recording.replay([base, base + 1, base + 2, base + 3], None)
+        assert launched[-1][:6] == [base + 24, 2**40, -1, base + 1, base + 2, base + 3 + 8]
+    assert (recording.workspace_bytes, recording.scratch_bytes) == (512, 512)
 
 
 def test_a_table_of_tiles_is_not_taken_for_addresses():

@@ -353,15 +353,15 @@ CARD_TENSOR_CORES = [
 ]
 
 
-@pytest.mark.parametrize(("case", "shape", "kept"), CARD_TENSOR_CORES, ids=str)
-def test_whole_card_tensor_core_kernel(case, shape, kept, monkeypatch):
+@pytest.mark.parametrize(("case", "shape", "resident"), CARD_TENSOR_CORES, ids=str)
+def test_whole_card_tensor_core_kernel(case, shape, resident, monkeypatch):
     plans = whole_card_tensor_core_plans
-    if not kept:  # every second matrix comes through the ring
-        monkeypatch.setattr(plans, "_kept", lambda sizes, room: [i % 2 == 1 for i in range(len(sizes))])
+    if not resident:  # every second matrix comes through the ring
+        monkeypatch.setattr(plans, "_fitting", lambda sizes, room: [i % 2 == 1 for i in range(len(sizes))])
 
     def choose(schedule, batch, members, bf16):
         plan = plans.whole_card_tensor_core_shape(schedule, batch, members, H200, *shape)
-        assert plan is None or all(plan.resident) == kept
+        assert plan is None or all(plan.resident) == resident
         return plan
 
     examine(case, choose, monkeypatch)

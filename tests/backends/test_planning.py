@@ -14,7 +14,6 @@ from deeprnn.backends.cuda import describe_plan
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.cluster_plans import ClusterPlan, cluster_plan
-from deeprnn.backends.cuda.recurrence.launch import Prepared
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan
 from deeprnn.backends.cuda.recurrence.schedule import NotScheduled, Schedule, schedule
@@ -76,7 +75,9 @@ def plan_of(row: dict) -> KernelPlan:
     else:
         plan = cluster_plan(*common, p["cluster"], p["threads"], p["klanes"], p["vec"], p["rows"])
     assert plan is not None
-    assert (sorted(plan.kept), plan.shared) == (sorted(p["kept"]), p["shared"]), "another kernel was measured"
+    assert (sorted(plan.in_registers), plan.shared) == (sorted(p["kept"]), p["shared"]), (
+        "another kernel was measured"
+    )
     return plan
 
 
@@ -199,7 +200,7 @@ def test_a_population_of_15_runs_at_once():
         assert H200.resident(plan.cluster) * plan.rows >= 15
 
 
-def test_streams_need_room():
+def test_row_groups_need_room():
     own = schedule(DTS, False)
     assert tensor_core_plan(own, 256, 1, False, H200, 13, 2, 4, 40, 5) is not None
     assert tensor_core_plan(own, 256, 1, False, H200, 13, 2, 4, 48, 6) is None
@@ -242,7 +243,7 @@ def test_weights_kept_unpacked_are_rounded_all_the_same():
         plan = plan_for(cell, bf16=precision == "bf16")
         assert not plan.bf16
         case = Case(cell, torch.device("cpu"), torch.float32, precision)
-        given = run.rounded(inputs, case, Prepared(plan, None, None)).matrices  # type: ignore[arg-type]
+        given = run.rounded(inputs, case, plan).matrices
         assert [torch.equal(m, m.bfloat16().float()) for m in given] == [precision == "bf16"] * 3
 
 
@@ -377,7 +378,7 @@ def test_of_the_measured_shapes_that_scale_by_tiles_a_fast_one_is_taken():
         own = schedule(MEASURED[row["cell"]], row["backward"])
         plan = tensor_core_plan(own, row["batch"], 1, False, H200, *shape)
         assert plan is not None
-        assert (plan.shared, list(plan.kept)) == (p["shared"], p["kept"])
+        assert (plan.shared, list(plan.in_registers)) == (p["shared"], p["kept"])
         cases.setdefault((row["cell"], row["batch"]), []).append((plan.cost, row["us_per_step"]))
     assert len(cases) > 20
     for case in cases.values():

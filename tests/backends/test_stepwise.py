@@ -7,7 +7,7 @@ import torch
 
 from deeprnn.backends import autograd
 from deeprnn.backends.cuda import stepwise
-from deeprnn.backends.cuda.epilogue import header
+from deeprnn.backends.cuda.cell_header import header
 from deeprnn.backends.protocol import Case as BackendCase
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name

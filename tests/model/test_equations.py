@@ -1,4 +1,4 @@
-"""Each displayed equation of the paper, computed again by hand in NumPy or on paper."""
+"""The paper's equations, computed again by hand in NumPy or on paper."""
 
 from __future__ import annotations
 
@@ -28,33 +28,6 @@ def same(mine: torch.Tensor, theirs: np.ndarray) -> None:
 x, h = draw(B, I, seed=1), draw(B, H, seed=2)
 
 
-def test_dynamical_system():
-    y, h1 = equations.dynamical_system(x, h, lambda x, h: h * 2 + x.sum(), lambda h: h - 1)
-    same(h1, h.numpy() * 2 + x.numpy().sum())
-    same(y, h1.numpy() - 1)
-
-
-def test_cost_averages_over_sequences_and_sums_over_time():
-    def d(y, out):
-        return (y - out).square().sum()
-
-    one = ([torch.tensor([1.0]), torch.tensor([2.0])], [torch.tensor([0.0]), torch.tensor([0.0])])
-    two = ([torch.tensor([3.0])], [torch.tensor([1.0])])
-    assert equations.cost(d, [one, two]).item() == (1 + 4 + 4) / 2
-
-
-def test_rnn_transition():
-    W, U = draw(H, H, seed=3), draw(I, H, seed=4)
-    got = equations.rnn_transition(x, h, W, U, torch.tanh)
-    for b in range(B):  # the paper's column vectors
-        same(got[b], np.tanh(W.numpy().T @ h[b].numpy() + U.numpy().T @ x[b].numpy()))
-
-
-def test_rnn_output():
-    V = draw(H, O, seed=3)
-    same(equations.rnn_output(h, V, torch.sigmoid), sigma(h.numpy() @ V.numpy()))
-
-
 def layers(shortcut: bool, everywhere: bool) -> list[Layer]:
     return [
         Layer(draw(H, M, seed=5), draw(I, M, seed=6), None, draw(M, seed=7)),
@@ -80,8 +53,9 @@ def test_deep_transition(shortcut, everywhere):
 
 def test_deep_transition_of_one_layer_is_the_rnn():
     W, U = draw(H, H, seed=3), draw(I, H, seed=4)
-    deep = equations.deep_transition(x, h, [Layer(W, U)], [torch.tanh])
-    same(deep, equations.rnn_transition(x, h, W, U, torch.tanh).numpy())
+    got = equations.deep_transition(x, h, [Layer(W, U)], [torch.tanh])
+    for b in range(B):  # the paper's column vectors
+        same(got[b], np.tanh(W.numpy().T @ h[b].numpy() + U.numpy().T @ x[b].numpy()))
 
 
 def test_what_enters_a_layer_may_be_nothing():
@@ -111,22 +85,7 @@ def test_deep_output():
 
 def test_deep_output_of_one_layer_is_the_rnns():
     V = draw(H, O, seed=3)
-    same(equations.deep_output(h, [V], [torch.sigmoid]), equations.rnn_output(h, V, torch.sigmoid).numpy())
-
-
-def test_stacked_transition():
-    below, top = draw(B, H, seed=11), draw(B, M, seed=12)
-    W, U = [draw(H, H, seed=3), draw(M, M, seed=4)], [draw(I, H, seed=5), draw(H, M, seed=6)]
-    one, two = equations.stacked_transition(x, [below, top], W, U, torch.tanh)
-    first = np.tanh(below.numpy() @ W[0].numpy() + x.numpy() @ U[0].numpy())
-    same(one, first)
-    same(two, np.tanh(top.numpy() @ W[1].numpy() + first @ U[1].numpy()))
-
-
-def test_operator_rnn():
-    y, h1 = equations.operator_rnn(x, h, lambda x, h: h + x.sum(), lambda h: 2 * h)
-    same(h1, h.numpy() + x.numpy().sum())
-    same(y, 2 * h1.numpy())
+    same(equations.deep_output(h, [V], [torch.sigmoid]), sigma(h.numpy() @ V.numpy()))
 
 
 def test_commutativity_penalty_is_zero_just_for_what_commutes():
@@ -134,12 +93,6 @@ def test_commutativity_penalty_is_zero_just_for_what_commutes():
     assert equations.commutativity_penalty(a, b, torch.add) == 0
     got = equations.commutativity_penalty(a, b, torch.sub)
     assert got.item() == pytest.approx(np.sum((2 * (a - b).numpy()) ** 2, -1).mean())
-
-
-def test_the_log_probability_of_a_sequence_is_the_sum_of_its_steps():
-    p = torch.tensor([[0.5, 0.1], [0.25, 1.0]], **DOUBLE)
-    got = equations.sequence_log_probability(p.log())
-    assert got.exp().tolist() == pytest.approx([0.125, 0.1])
 
 
 @pytest.mark.parametrize(("tau", "rate"), [(0, 1.0), (100, 1.0), (100 + 2330, 0.5), (100 + 3 * 2330, 0.25)])

@@ -30,7 +30,7 @@ from deeprnn.reproduction.study.run import describe_study, read_runs, run_study
 from deeprnn.runs.folder import Run
 from deeprnn.runs.locking import lock
 from deeprnn.training.dynamic import dynamic_evaluation
-from deeprnn.training.loop import members_of
+from deeprnn.training.members import members_of
 from deeprnn.training.recipe import override
 from tests.reproduction.toys import write_study
 

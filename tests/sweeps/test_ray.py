@@ -19,14 +19,13 @@ LIMIT = 120
 LONG = {"stop.epochs": 40, "save.seconds": 0.2}
 
 
-def test_an_address_where_nobody_answers_is_a_sentence_within_seconds(tmp_path):
-    pytest.importorskip("ray")
-    began = time.monotonic()
+def test_an_address_where_nobody_answers_is_a_sentence_before_ray_begins_to_wait(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for a minute"))
     with pytest.raises(UserError, match="nothing answers"):
         sweep(spec(), tmp_path / "s", engine=make_engine("ray", "cpu", 1, "127.0.0.1:1"))
     with pytest.raises(UserError, match="give host:port"):
         sweep(spec(), tmp_path / "s", engine=make_engine("ray", "cpu", 1, "nonsense"))
-    assert time.monotonic() - began < 60
     with pytest.raises(UserError, match="for --engine ray"):
         make_engine("local", "cpu", 1, "127.0.0.1:1")
 

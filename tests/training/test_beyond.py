@@ -12,7 +12,8 @@ from deeprnn.errors import UserError
 from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.reproduction.entries import identity
 from deeprnn.training.dynamic import dynamic_evaluation, tuned
-from deeprnn.training.loop import Trainer, members_of
+from deeprnn.training.loop import Trainer
+from deeprnn.training.members import members_of
 from deeprnn.training.recipe import Recipe, load_recipe, override, packaged
 from deeprnn.training.saving import member_recipe
 from deeprnn.training.session import run_recipe

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deeprnn.data.batching import music_chunks, text_chunks
 from deeprnn.training import cuda_graph
-from deeprnn.training.loop import Eager, Trainer
+from deeprnn.training.engine import Eager
+from deeprnn.training.loop import Trainer
 from deeprnn.training.session import run_recipe
 from tests.training.toys import music, recipe, text
 

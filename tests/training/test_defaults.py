@@ -8,7 +8,8 @@ import pytest
 
 from deeprnn.data.text import text_data
 from deeprnn.training.defaults import choose
-from deeprnn.training.loop import Eager, Trainer
+from deeprnn.training.engine import Eager
+from deeprnn.training.loop import Trainer
 from deeprnn.training.recipe import DataPart, Recipe, override
 from tests.training.toys import music
 

@@ -216,7 +216,7 @@ def test_every_field_is_part_of_a_recipes_identity(name, value):
 @pytest.mark.gpu
 def test_on_a_gpu_the_graph_masks_as_a_single_update_does():
     """Captured with the fused step; afterwards the same updates one by one, without a graph."""
-    from deeprnn.training.loop import Eager
+    from deeprnn.training.engine import Eager
 
     made = recipe(seeds=[1, 2], **{**ALL, "stop__epochs": 2})
     graph = Trainer(made, text(), device="cuda")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deeprnn.training.loop import Trainer, members_of
+from deeprnn.training.loop import Trainer
+from deeprnn.training.members import members_of
 from deeprnn.training.recipe import override
 from tests.training.toys import DEEP, music, recipe, text
 

@@ -1,9 +1,9 @@
-"""A layer's whole call as one operation: the short way for plain tensors, on a backend that has one.
+"""A layer's whole call as one operation: the fast path for plain tensors, on a backend that has one.
 
 `unrolling` serves every caller; what it does for a call takes the host longer than a small layer takes a GPU. Here one
 level in one direction goes from its input and its parameters, as they are, to its output and last states, and autograd
 sees one operation. Nothing is remembered about numbers. Whatever is not plain (transformations, modes, subclasses,
-autocast, tracing, a graph being captured, a first state with a gradient) is left to the ordinary way: `None`.
+autocast, tracing, a graph being captured, a first state with a gradient) is left to the general path: `None`.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from deeprnn.backends.wiring import Wiring
 DEVICES = ("cuda", "cpu")
 """types of those with a `DirectBackend`: elsewhere not even its absence should cost a call time"""
 MOST_CALLS = 1024
-_calls: dict[tuple, DirectCall | None] = {}
+_calls: dict[tuple, tuple[str, DirectCall] | None] = {}
+"""with the names of their backends"""
 _seen: set[tuple] = set()
 """met once: preparing a call takes longer than an ordinary one, and lengths may differ from batch to batch"""
 
 
 def may_be_direct(x: Any) -> bool:
-    """Whether it is worth asking for the short way: a plain fp32 tensor where backends have one."""
+    """Whether it is worth asking for the fast path: a plain fp32 tensor where backends have one."""
     return type(x) in PLAIN and x.device.type in DEVICES and x.dtype == torch.float32
 
 
 def direct(
     wiring: Wiring, x: Tensor, states: Sequence[Any] | None, parameters: Sequence[Any], backend: str
 ) -> tuple[Tensor, list[Tensor]] | None:
-    """The output (T, B, n) and the last states (1, B, n) of x (T, B, I); None where the ordinary way is to be taken.
+    """The output (T, B, n) and the last states (1, B, n) of x (T, B, I); None where the general path is to be taken.
 
     x is a tensor that `may_be_direct`. The first states are (1, B, n), None for zeros. Parameters are in the wiring's
     order; None among them stands for one that is no plain parameter of the layer.
@@ -72,13 +73,14 @@ def direct(
             _seen.add(key)
             return None
         _calls[key] = _call_of(wiring, x, states, parameters, backend)
-    call = _calls[key]
-    if call is None:
+    served = _calls[key]
+    if served is None:
         return None
+    name, call = served
     if not keep:
         y, last, _ = call.forward(x, states, parameters, False)
         return y, last
-    y, *last = DirectUnroll.apply(call, wiring, x, *parameters, *(states or ()))
+    y, *last = DirectUnroll.apply(name, call, wiring, x, *parameters, *(states or ()))
     return y, last
 
 
@@ -93,8 +95,8 @@ def _is_recorded(x: Tensor) -> bool:
 
 def _call_of(
     wiring: Wiring, x: Tensor, states: Sequence[Tensor] | None, parameters: Sequence[Tensor], backend: str
-) -> DirectCall | None:
-    """What serves these shapes; errors about them are left to the ordinary way."""
+) -> tuple[str, DirectCall] | None:
+    """The backend that serves these shapes, and its call; errors about them are left to the general path."""
     cell = wiring.cell
     if (
         x.dim() != 3
@@ -115,4 +117,5 @@ def _call_of(
     )
     if not chosen.serves_projection(case, projection, inputs):
         return None
-    return chosen.direct_call(ProjectionCase.of(case, projection, inputs), wiring)
+    call = chosen.direct_call(ProjectionCase.of(case, projection, inputs), wiring)
+    return None if call is None else (chosen.name, call)

@@ -10,7 +10,7 @@ differentiable, so that a second backward pass may go through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -155,27 +155,24 @@ def gradients_of_outputs(
 
 def vector_gradients(own: Adjoint, delta: Tensor) -> list[Tensor]:
     """The gradient of every parameter with one number a unit."""
-    totals: list[Tensor | None] = [None] * len(own.cell.vectors)
-    for (s, number), rows in own.vector_columns.items():
-        part = columns(delta, rows, own.cell.stages[s].size).sum((-3, -2))
-        known = totals[number]
-        totals[number] = part if known is None else known + part
-    lead = delta.shape[:-3]
-    return [
-        delta.new_zeros(*lead, n) if x is None else x for x, n in zip(totals, own.cell.vectors, strict=True)
-    ]
+    return _vector_sums(own, delta, lambda part: part.sum((-3, -2)), delta.shape[:-3])
 
 
 def vector_gradients_of_sums(own: Adjoint, sums: Tensor) -> list[Tensor]:
     """The same from the sums of delta over all rows, ([P,] width)."""
+    return _vector_sums(own, sums, lambda part: part, sums.shape[:-1])
+
+
+def _vector_sums(
+    own: Adjoint, x: Tensor, over_rows: Callable[[Tensor], Tensor], lead: Sequence[int]
+) -> list[Tensor]:
+    """For each vector of the cell the sum of all its columns of x; zeros (*lead, n) where it has none."""
     totals: list[Tensor | None] = [None] * len(own.cell.vectors)
     for (s, number), rows in own.vector_columns.items():
-        part, known = columns(sums, rows, own.cell.stages[s].size), totals[number]
+        part, known = over_rows(columns(x, rows, own.cell.stages[s].size)), totals[number]
         totals[number] = part if known is None else known + part
-    return [
-        sums.new_zeros(*sums.shape[:-1], n) if x is None else x
-        for x, n in zip(totals, own.cell.vectors, strict=True)
-    ]
+    sizes = own.cell.vectors
+    return [x.new_zeros(*lead, n) if total is None else total for total, n in zip(totals, sizes, strict=True)]
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from deeprnn.backends.autograd import Unroll, gradients_by_autograd, with_own_output
 from deeprnn.backends.protocol import (
+    Case,
     DirectCall,
     InputProjection,
     Inputs,
-    KeptTensors,
     ProjectingBackend,
     ProjectionCase,
+    SavedTensors,
 )
 from deeprnn.backends.torch_operators import Call
 from deeprnn.backends.transformations import plain_tensors
@@ -74,10 +75,12 @@ class DirectUnroll(torch.autograd.Function):
     """A layer's call: from input, parameters and first states, if there are any, to output and last states."""
 
     @staticmethod
-    def forward(ctx: Any, call: DirectCall, wiring: Wiring, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, backend: str, call: DirectCall, wiring: Wiring, x: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
         count = len(wiring.shapes)
         y, last, workspace = call.forward(x, rest[count:] or None, rest[:count], True)
-        ctx.call, ctx.wiring = call, wiring
+        ctx.backend, ctx.call, ctx.wiring = backend, call, wiring
         ctx.save_for_backward(y if call.reads_output else None, workspace, x, *rest)
         ctx.set_materialize_grads(False)
         return (y, *last)
@@ -88,27 +91,32 @@ class DirectUnroll(torch.autograd.Function):
         call, wiring = ctx.call, ctx.wiring
         count = len(wiring.shapes)
         parameters, states = rest[:count], rest[count:]
-        needed = ctx.needs_input_grad[2 : 3 + count]
+        needed = ctx.needs_input_grad[3 : 4 + count]
         results: Sequence[Tensor | None]
         if not torch.is_grad_enabled() and plain_tensors(*gradients):
-            tensors = KeptTensors(y, workspace, x, states or None, parameters)
+            tensors = SavedTensors(y, workspace, x, states or None, parameters)
             results = call.backward(gradients, tensors, needed[0], any(needed[1:]))
             if False in needed:
                 results = [d if wants else None for d, wants in zip(results, needed, strict=True)]
         else:
 
             def compute(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-                return _ordinary_call(call, wiring, tensors[0], tensors[1:], states)
+                return _by_unroll(ctx.backend, call.case, wiring, tensors[0], tensors[1:], states)
 
             results = gradients_by_autograd(compute, [x, *parameters], gradients, needed)
-        return (None, None, *results, *[None] * len(states))
+        return (None, None, None, *results, *[None] * len(states))
 
 
-def _ordinary_call(
-    call: DirectCall, wiring: Wiring, x: Tensor, parameters: Sequence[Tensor], states: Sequence[Tensor]
+def _by_unroll(
+    backend: str,
+    case: Case,
+    wiring: Wiring,
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    states: Sequence[Tensor],
 ) -> list[Tensor]:
     """What a direct call computes, by way of `Unroll`."""
-    cell, (backend, case) = wiring.cell, call.served
+    cell = wiring.cell
     matrices, vectors = [parameters[i] for i in wiring.matrices], wiring.vector_parameters(parameters)
     first = [h[0] for h in states] or [x.new_zeros(x.shape[1], n) for n in cell.states]
     inputs = Inputs(wiring.enter(x, parameters), first, matrices, vectors, [])

@@ -143,7 +143,7 @@ class ProjectionCase:
         return InputProjection(rest[0], rest[1:U], rest[U:b]), Inputs(None, *groups, reset)
 
 
-class KeptTensors(NamedTuple):
+class SavedTensors(NamedTuple):
     """What the backward pass of a layer's call reads."""
 
     y: Tensor | None  # (T, B, n): the first state's sequence, where the call `reads_output`
@@ -248,8 +248,7 @@ class DirectBackend(ProjectingBackend, Protocol):
 class DirectCall(Protocol):
     """Both directions of a layer's call at one shape, from its input and parameters; see `backends/direct.py`."""
 
-    served: tuple[str, Case]
-    """the backend's name, and the case"""
+    case: Case
     reads_output: bool
     """whether the backward pass reads the very output that the user holds, and may not change"""
 
@@ -260,7 +259,7 @@ class DirectCall(Protocol):
         ...
 
     def backward(
-        self, gradients: Sequence[Tensor | None], saved: KeptTensors, wants_x: bool, wants_parameters: bool
+        self, gradients: Sequence[Tensor | None], saved: SavedTensors, wants_x: bool, wants_parameters: bool
     ) -> Sequence[Tensor | None]:
         """From the gradients of the output and of the last states, those of x and of the parameters."""
         ...

@@ -24,6 +24,12 @@ PREFERENCE = {"cpu": ("cpu", PLAIN), "cuda": ("cuda", "stepwise", PLAIN)}
 """by device; others have the plain one"""
 
 
+def check_plain(backend: str, what: str) -> None:
+    """Refuse a backend that was asked for where only the plain loop can serve; `what` ends the sentence."""
+    if backend not in ("auto", PLAIN):
+        raise UserError(f"backend {backend!r} cannot serve {what}")
+
+
 @lru_cache(maxsize=16)
 def load(name: str) -> Backend:
     """The backend of that name."""

@@ -16,6 +16,7 @@ from deeprnn.backends.protocol import Case, InputProjection, Inputs
 from deeprnn.backends.unrolling import project_and_unroll
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription
+from deeprnn.training.cuda_graph import capture
 
 Results = tuple[Tensor, Sequence[Tensor]]
 
@@ -201,21 +202,6 @@ def describe_ours(work: Work) -> str:
     name = choose(work.cell.text, work.device, torch.float32)
     text = describe(name, Case(work.cell, torch.device(work.device), torch.float32), work.batch)
     return f"{name}: {text}" if text else name
-
-
-def capture(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Work as a CUDA graph, after two eager rounds on a side stream, and the results that each replay overwrites."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = work()
-    return graph, results
 
 
 class Captured:

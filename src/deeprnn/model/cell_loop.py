@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from deeprnn.backends.protocol import InputProjection, Inputs
+from deeprnn.backends.registry import PLAIN, check_plain
 from deeprnn.backends.unrolling import project_and_unroll, unroll, without_autocast
 from deeprnn.cells import draws, plans
 from deeprnn.cells.cell import OWN_START, Cell, handle_of, has_own_start
@@ -44,7 +45,7 @@ def unroll_cell(
     if tensors is None:
         refresh_weights(cell)  # `step` is read, the cell itself not called
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors there; a trace is of torch's operations
-        return plain_loop(cell, x, states, reset, tensors, "reference", _may_write(cell))
+        return plain_loop(cell, x, states, reset, tensors, PLAIN, _may_write(cell))
     backend = traced_backend(backend, x, *states)
     request = Request(x.dtype, states[0].dtype, str(x.device))
     if torch.compiler.is_compiling():
@@ -186,11 +187,10 @@ def plain_loop(
     may_write: bool = True,
 ) -> Sequences:
     """Call the cell step by step; a step that may write into its arguments gets copies."""
-    if backend not in ("auto", "reference"):
-        raise UserError(
-            f"backend {backend!r} cannot serve {type(cell).__name__}, which is unrolled by the plain loop: use "
-            "backend='auto'; layer.explain() says why"
-        )
+    check_plain(
+        backend,
+        f"{type(cell).__name__}, which is unrolled by the plain loop: use backend='auto'; layer.explain() says why",
+    )
     fresh = None if reset is None else cell.initial_state(x.shape[1])
     with draws.sequence() as drawn:
 

@@ -1,6 +1,6 @@
-"""The short way through a layer: one level in one direction, from its input and parameters as they are.
+"""The fast path through a layer: one level in one direction, from its input and parameters as they are.
 
-A layer asks here first. What it gets is what its ordinary way computes, or None where that way is to be taken: see
+A layer asks here first. What it gets is what its general path computes, or None where that way is to be taken: see
 `backends/direct.py`.
 """
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from deeprnn.backends.direct import may_be_direct
-from deeprnn.backends.single_step import by_torch
 from deeprnn.backends.unrolling import without_autocast
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.fingerprint import hook_of
@@ -122,15 +121,6 @@ class DropIn(RecurrentBase, Generic[S]):
         new = call_cell(self._cells[index], x, states, self._tensors(index))
         return new[0], new
 
-    def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
-        """One step goes to torch, unless levels are dropped out between."""
-        drops = self.dropout and self.training and self.num_layers > 1
-        return (
-            not drops
-            and not self.bidirectional
-            and by_torch(self.backend, self.recurrent_weights, x, *states)
-        )
-
     @overload
     def forward(
         self,
@@ -190,7 +180,7 @@ class DropIn(RecurrentBase, Generic[S]):
             return self.forward
 
     def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Any] | None:
-        """Output and last states by the short way, None where there is none for this call."""
+        """Output and last states by the fast path, None where there is none for this call."""
         if torch.compiler.is_compiling() or type(self) not in (GRU, LSTM) or not may_be_direct(input):
             return None
         if len(self._cells) != 1 or hook_of(cell := self._cells[0]) is not None:

@@ -1,44 +1,19 @@
-"""Every displayed equation of the paper as a pure function, in the paper's letters.
+"""The paper's equations as pure functions, in the paper's letters; models and training call these.
 
 Vectors are rows here, (B, n), so the paper's Wᵀh is written `h @ W` with W of shape (in, out).
-`docs/paper-map.md` lists each equation beside its function and its test.
+Eqs. (1) and (2) are a step of `sequence_model.SequenceModel`, Eq. (3) is the cost that `training.updater` takes the
+gradient of. `docs/paper-map.md` lists each equation beside its function and its test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 Phi = Callable[[Tensor], Tensor]
-
-
-def dynamical_system(
-    x: Tensor, h: Tensor, f_h: Callable[[Tensor, Tensor], Tensor], f_o: Phi
-) -> tuple[Tensor, Tensor]:
-    """h_t = f_h(x_t, h_{t-1});  y_t = f_o(h_t).  Eqs. (1) and (2)."""
-    h = f_h(x, h)
-    return f_o(h), h
-
-
-def cost(
-    d: Callable[[Tensor, Tensor], Tensor], sequences: Iterable[tuple[Iterable[Tensor], Iterable[Tensor]]]
-) -> Tensor:
-    """J(θ) = 1/N Σ_n Σ_t d(y_t, f_o(h_t)), over N pairs of (targets y, outputs f_o(h)).  Eq. (3)."""
-    sums = [torch.stack([d(y, out) for y, out in zip(ys, outs, strict=True)]).sum() for ys, outs in sequences]
-    return torch.stack(sums).mean()
-
-
-def rnn_transition(x: Tensor, h: Tensor, W: Tensor, U: Tensor, phi: Phi) -> Tensor:
-    """h_t = φ_h(Wᵀ h_{t-1} + Uᵀ x_t).  Eq. (4), Fig. 2a."""
-    return phi(h @ W + x @ U)
-
-
-def rnn_output(h: Tensor, V: Tensor, phi: Phi) -> Tensor:
-    """y_t = φ_o(Vᵀ h_t).  Eq. (5), Fig. 2a."""
-    return phi(h @ V)
 
 
 class Layer(NamedTuple):
@@ -51,7 +26,10 @@ class Layer(NamedTuple):
 
 
 def deep_transition(x: Tensor, h: Tensor, layers: Sequence[Layer], phis: Sequence[Phi]) -> Tensor:
-    """h_t = φ_h(W_Lᵀ … φ_1(W_1ᵀ h_{t-1} + Uᵀ x_t)), with shortcuts S: DT(S).  Sec. 3.3.1, Fig. 2b, 2b*."""
+    """h_t = φ_h(W_Lᵀ … φ_1(W_1ᵀ h_{t-1} + Uᵀ x_t)), with shortcuts S: DT(S).  Sec. 3.3.1, Fig. 2b, 2b*.
+
+    One layer is the conventional RNN, h_t = φ_h(Wᵀ h_{t-1} + Uᵀ x_t).  Eq. (4), Fig. 2a.
+    """
     entered = [enter(x, layer.U, layer.b) for layer in layers]
     return transition_mlp(entered, h, [p.W for p in layers], [p.S for p in layers], phis)[-1]
 
@@ -94,7 +72,10 @@ def deep_output(
     b: Sequence[Tensor | None] | None = None,
     masks: Sequence[Tensor | None] | None = None,
 ) -> Tensor:
-    """y_t = φ_o(V_Lᵀ φ_{L-1}(… φ_1(V_1ᵀ h_t))): the deep output function.  Sec. 3.3.2, Fig. 2c."""
+    """y_t = φ_o(V_Lᵀ φ_{L-1}(… φ_1(V_1ᵀ h_t))): the deep output function.  Sec. 3.3.2, Fig. 2c.
+
+    One matrix is the conventional output, y_t = φ_o(Vᵀ h_t).  Eq. (5), Fig. 2a.
+    """
     y = h
     for l, (v, phi) in enumerate(zip(V, phis, strict=True)):
         y = y @ v
@@ -119,25 +100,6 @@ def nade_logits(y: Tensor, b: Tensor, c: Tensor, W: Tensor, V: Tensor) -> Tensor
     return b + (torch.sigmoid(a) * V).sum(-1)
 
 
-def stacked_transition(
-    x: Tensor, h: Sequence[Tensor], W: Sequence[Tensor], U: Sequence[Tensor], phi: Phi
-) -> list[Tensor]:
-    """h_t^(l) = φ_h(W_lᵀ h_{t-1}^(l) + U_lᵀ h_t^(l-1)), with x_t below level 1.  Sec. 3.3.3, Fig. 2d."""
-    below, states = x, []
-    for h_l, w, u in zip(h, W, U, strict=True):
-        below = rnn_transition(below, h_l, w, u, phi)
-        states.append(below)
-    return states
-
-
-def operator_rnn(
-    x: Tensor, h: Tensor, plus: Callable[[Tensor, Tensor], Tensor], predict: Phi
-) -> tuple[Tensor, Tensor]:
-    """h_t = x_t ⊕ h_{t-1};  y_t = ▷ h_t = ▷ (x_t ⊕ h_{t-1}).  Sec. 4, Fig. 3."""
-    h = plus(x, h)
-    return predict(h), h
-
-
 def commutativity_penalty(
     a: Tensor, b: Tensor, plus: Callable[[Tensor, Tensor], Tensor], counted: Tensor | None = None
 ) -> Tensor:
@@ -150,11 +112,6 @@ def commutativity_penalty(
         return gaps.mean()
     counted = counted.to(gaps.dtype)
     return (gaps * counted).sum() / counted.sum().clamp(min=1)
-
-
-def sequence_log_probability(log_p: Tensor) -> Tensor:
-    """log p(x_1..x_T) = log p(x_1) + Σ_t log p(x_t | x_1..x_{t-1}), time first.  Sec. 5."""
-    return log_p.sum(0)
 
 
 def learning_rate(tau: Tensor, tau_0: Tensor, beta: Tensor | float, eta: Tensor | float = 1.0) -> Tensor:

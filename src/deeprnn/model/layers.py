@@ -170,6 +170,7 @@ class DeepRNN(RecurrentBase):
         )
         for level in self._levels:
             self.add_parameters(level.shapes(), device, dtype)
+        self.recurrent_weights = max(level.recurrent_weights for level in self._levels)
         self.reset_parameters()
 
     def _list(self, names: Sequence[str | None]) -> list:
@@ -226,13 +227,6 @@ class DeepRNN(RecurrentBase):
         """One ⊕ over a sequence."""
         layers = self._layers(self._levels[index], x, states[0], reset)
         return Unrolled(layers[-1], layers[-1:], layers)
-
-    def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
-        """One step goes to torch, unless levels are dropped out between."""
-        if self.bidirectional or (self.dropout and self.training and self.num_layers > 1):
-            return False
-        weights = max([level.recurrent_weights for level in self._levels])
-        return by_torch(self.backend, weights, x, *states)
 
     def step_direction(self, index: int, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """One step of ⊕."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.protocol import InputProjection
+from deeprnn.backends.registry import check_plain
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.backends.unrolling import without_autocast
 from deeprnn.errors import UserError
@@ -243,8 +244,7 @@ class Plus(Operator):
         backend: str,
     ) -> list[Tensor]:
         """`unroll_layers` by calling this module for every step, for the reason given."""
-        if backend not in ("auto", "reference"):
-            raise UserError(f"backend {backend!r} cannot serve: {reason}; use backend='auto'")
+        check_plain(backend, f"this ⊕: {reason}; use backend='auto'")
         if inner := [name for name in masks if name.startswith("z")]:
             raise UserError(
                 f"dropout of intermediate layers ({', '.join(inner)}) acts inside ⊕, and {reason}: "

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from deeprnn.backends.single_step import by_torch
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.highway import RHN as RHNCell
 from deeprnn.errors import UserError
@@ -52,7 +51,7 @@ class Recurrent(SequenceLayer):
         self.input_size, self.state_sizes = sizes[0].input, sizes[0].states
         self.output_size = sizes[0].output * self.num_directions
         self.state_names = self.cells[0].state_names()
-        self._weights = sum(p.numel() for p in self.cells[0].parameters())
+        self.recurrent_weights = sum(p.numel() for p in self.cells[0].parameters())
         for k, (own, made) in enumerate(zip(sizes, self.cells, strict=True)):
             if own.states != self.state_sizes:
                 raise UserError(
@@ -108,7 +107,7 @@ class Recurrent(SequenceLayer):
         return self.results(input, state, reset, lengths, return_all_states)
 
     def _call_directly(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
-        """Output and last states by the short way, None where there is none for this call."""
+        """Output and last states by the fast path, None where there is none for this call."""
         if torch.compiler.is_compiling() or type(self) not in (Recurrent, RHN) or len(self.cells) != 1:
             return None
         cell = self.cells[0]
@@ -143,11 +142,6 @@ class Recurrent(SequenceLayer):
         cell = self.cells[index]
         new = call_cell(cell, x, states)
         return new[0] if cell.output is None else cell.output(*new), new
-
-    def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
-        """One step is a call of each cell, unless levels are dropped out between."""
-        drops = self.dropout and self.training and self.num_layers > 1
-        return not drops and not self.bidirectional and by_torch(self.backend, self._weights, x, *states)
 
     def initial_states(self, x: Tensor) -> list[Tensor]:
         """The cells' own first states."""

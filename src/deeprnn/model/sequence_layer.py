@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from deeprnn.backends.single_step import as_sequence
+from deeprnn.backends.single_step import as_sequence, by_torch
 from deeprnn.backends.transformations import PLAIN
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import check_dtype, check_settings
@@ -46,6 +46,8 @@ class SequenceLayer(Traceable):
     output_size: int
     state_sizes: tuple[int, ...]
     state_names: tuple[str, ...]
+    recurrent_weights: int
+    """numbers that a step of one level and direction multiplies with the state, about"""
     takes_symbols = False
     """whether integers are symbols, without a feature dimension"""
     defaults: Mapping[str, Any] = {
@@ -88,8 +90,11 @@ class SequenceLayer(Traceable):
         raise NotImplementedError
 
     def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
-        """Whether `step_direction` serves a call of one step better, x (1, B, ·)."""
-        return False
+        """Whether `step_direction` serves a call of one step better, x (1, B, ·): not where levels are dropped out."""
+        drops = self.dropout and self.training and self.num_layers > 1
+        return not (drops or self.bidirectional) and by_torch(
+            self.backend, self.recurrent_weights, x, *states
+        )
 
     def first_weight(self) -> Tensor | None:
         """A parameter or buffer, for the type and the device of all of them."""
@@ -103,7 +108,7 @@ class SequenceLayer(Traceable):
     # ---- a whole sequence
 
     def one_step(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
-        """(output, state) of a call of one step that `steps_alone`; None where the call is to go the ordinary way."""
+        """(output, state) of a call of one step that `steps_alone`; None where the call is to go the general path."""
         if type(input) not in PLAIN or input.dim() != 3 or input.shape[-1] != self.input_size:
             return None
         x = input.transpose(0, 1) if self.batch_first else input

@@ -116,7 +116,10 @@ class SequenceModel(Traceable):
         return self.predict(top, dropped) if dropped else self.predict(top), state
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """One step, for streaming and sampling: x (B, I) or symbols (B,), logits (B, O)."""
+        """One step, for streaming and sampling: x (B, I) or symbols (B,), logits (B, O).
+
+        h_t = f_h(x_t, h_{t-1}), y_t = f_o(h_t), Eqs. (1) and (2): here h_t = x_t ⊕ h_{t-1} and y_t = ▷ h_t, Fig. 3.
+        """
         self._check(x, 1 if self.spec.symbols else 2)
         state = self._state(state, x.shape[0])
         entered, seen, last = self.embed(x), [], []

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import linear, softplus
 
 from deeprnn.backends.protocol import InputProjection, Inputs
+from deeprnn.backends.registry import check_plain
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.backends.unrolling import project_and_unroll, unroll
 from deeprnn.cells.deep_transition import POOLED, DeepTransition
 from deeprnn.cells.description import CellDescription, from_text
 from deeprnn.cells.functions import FUNCTIONS
-from deeprnn.errors import UserError
 from deeprnn.model import equations, units
 from deeprnn.model.operator_specs import PlusSpec
 from deeprnn.model.units import UnitSpec, resolve
@@ -58,8 +58,7 @@ def unroll_layers(
     """
     masks = list(masks) + [None] * (spec.depth - len(masks))
     if (reason := why_not_described(spec)) is not None:
-        if backend not in ("auto", "reference"):
-            raise UserError(f"backend {backend!r} cannot serve this case: {reason}; use backend='auto'")
+        check_plain(backend, f"this case: {reason}; use backend='auto'")
         A = projection.A if isinstance(projection, InputProjection) else projection
         return _by_equations(spec, A, h0, weights, reset, state_mask, masks)
     flags = tuple(m is not None for m in masks), state_mask is not None

@@ -18,7 +18,8 @@ from deeprnn.runs.summary import summary
 from deeprnn.training import saving, session
 from deeprnn.training.cuda_graph import on_own_stream
 from deeprnn.training.evaluate import Data
-from deeprnn.training.loop import MemberName, Trainer, Watcher
+from deeprnn.training.loop import Trainer, Watcher
+from deeprnn.training.members import MemberName
 from deeprnn.training.recipe import Recipe
 from deeprnn.training.transfer import Source
 

@@ -17,7 +17,7 @@ from deeprnn.reproduction.extras import LABELS as EXTRAS
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.kernels import Loop, loop_of
 from deeprnn.runs.folder import Run
-from deeprnn.training.loop import members_of
+from deeprnn.training.members import members_of
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import Recipe, load_recipe, override, packaged, parse_value
 from deeprnn.training.saving import member_recipe

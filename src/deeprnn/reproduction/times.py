@@ -8,7 +8,7 @@ from deeprnn.model.structure import dissect
 from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.plan import Job
-from deeprnn.training.loop import members_of
+from deeprnn.training.members import members_of
 from deeprnn.training.recipe import Recipe
 
 # ---- how long

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,28 @@ def on_own_stream(device: torch.device | str) -> Iterator[None]:
     torch.cuda.set_device(device.index or 0)
     with own_stream() as stream, torch.cuda.stream(stream):
         yield
+
+
+def capture(
+    work: Callable[[], Any], put_back: Callable[[], None] = lambda: None
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Work as a CUDA graph, and the results that each replay overwrites.
+
+    It is warmed up and captured on a stream of its own, in between `put_back` undoes what warming up changed.
+    """
+    current = torch.cuda.current_stream()
+    with own_stream() as side:
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                work()
+        current.wait_stream(side)
+        put_back()
+        current.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            results = work()
+    return graph, results
 
 
 class DevicePlan:
@@ -106,7 +129,7 @@ class DevicePlan:
 
 
 class GraphEngine:
-    """Replays captured updates; an `Engine` of `training.loop`."""
+    """Replays captured updates; a `training.engine.Engine`."""
 
     def __init__(self, updater: Updater) -> None:
         self.updater = updater
@@ -149,20 +172,13 @@ class GraphEngine:
         self.cursor.add_(1)
 
     def _capture(self, length: int) -> torch.cuda.CUDAGraph:
-        """Warm up on a side stream, put back what that changed, then capture: all of it while no other thread does."""
-        current = torch.cuda.current_stream()
-        with SETUP, own_stream() as side:
+        """The update as a graph; no other thread captures or sets up meanwhile."""
+        with SETUP:
             tensors = [*self.updater.tensors().values(), self.cursor]
             before = [t.clone() for t in tensors]
-            side.wait_stream(current)
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UP):
-                    self._body(length)
-            current.wait_stream(side)
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-            current.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                self._body(length)
-        return graph
+
+            def put_back() -> None:
+                for tensor, value in zip(tensors, before, strict=True):
+                    tensor.copy_(value)
+
+            return capture(lambda: self._body(length), put_back)[0]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -26,46 +25,15 @@ from deeprnn.errors import UserError
 from deeprnn.model import metrics
 from deeprnn.model.models import build
 from deeprnn.training import rng
+from deeprnn.training.engine import Engine, engine_for
 from deeprnn.training.evaluate import Data, evaluation_plan, mean_nats, scorable, score, summarise, visible
 from deeprnn.training.flat import Layout
+from deeprnn.training.members import MemberName, members_of, named
 from deeprnn.training.ranks import Ranks
 from deeprnn.training.recipe import Recipe
 from deeprnn.training.schedule import Schedule
 from deeprnn.training.transfer import Source, Transfer, symbols_of
 from deeprnn.training.updater import Updater
-
-
-@dataclass(frozen=True)
-class MemberName:
-    """One model of a population."""
-
-    seed: int
-    rate: float
-    name: str
-    transposed: int = 0
-    """semitones by which its songs are moved at most"""
-
-
-def members_of(recipe: Recipe) -> list[MemberName]:
-    """Every seed at every rate and transposition."""
-    rates = recipe.rates or (recipe.optimiser.rate,)
-    moved = recipe.transpositions or (recipe.data.random_transpose,)
-
-    def name(seed: int, rate: float, transposed: int) -> str:
-        words = [f"seed-{seed}"]
-        words += [f"rate-{rate:g}"] if recipe.rates else []
-        words += [f"transpose-{transposed}"] if recipe.transpositions else []
-        return "-".join(words)
-
-    grid = [(s, r, t) for s in recipe.seeds for r in rates for t in moved]
-    return [MemberName(s, r, name(s, r, t), t) for s, r, t in grid]
-
-
-def named(variant: Recipe, number: int) -> MemberName:
-    """A member of a population whose members have recipes of their own."""
-    return MemberName(
-        variant.seeds[0], variant.optimiser.rate, f"member-{number}", variant.data.random_transpose
-    )
 
 
 class Watcher(Protocol):
@@ -84,30 +52,6 @@ class ScoringWatcher(Protocol):
 
     def scored(self, trainer: Trainer, split: str, done: int, total: int) -> None:
         """After every batch of a split: so many of all are done."""
-
-
-class Engine(Protocol):
-    """What runs an epoch's updates."""
-
-    @property
-    def length(self) -> int:
-        """Updates of the epoch that is loaded."""
-        ...
-
-    def load(self, plans: list[EpochPlan]) -> None:
-        """Take an epoch's batches."""
-
-    def step(self, index: int) -> None:
-        """One update of every member."""
-
-
-def engine_for(updater: Updater) -> Engine:
-    """CUDA graphs on a GPU, plain calls elsewhere."""
-    if updater.device.type == "cuda":
-        from deeprnn.training.cuda_graph import GraphEngine
-
-        return GraphEngine(updater)
-    return Eager(updater)
 
 
 class NonFinite(UserError):
@@ -404,24 +348,3 @@ class Trainer:
                 watcher.scored(self, split, done, total)
 
         return tell
-
-
-class Eager:
-    """Updates straight from the plan: the CPU's engine."""
-
-    def __init__(self, updater: Updater) -> None:
-        self.updater = updater
-        self.plans: list[EpochPlan] = []
-
-    @property
-    def length(self) -> int:
-        """Updates of the epoch that is loaded."""
-        return len(self.plans[0])
-
-    def load(self, plans: list[EpochPlan]) -> None:
-        """Take an epoch's batches."""
-        self.plans = plans
-
-    def step(self, index: int) -> None:
-        """One update of every member."""
-        self.updater.update([plan[index] for plan in self.plans])

@@ -16,7 +16,7 @@ from deeprnn.errors import UserError
 from deeprnn.model.operator_specs import CellSpec
 from deeprnn.model.structure import dissect
 from deeprnn.training.evaluate import Data
-from deeprnn.training.loop import members_of
+from deeprnn.training.members import members_of
 from deeprnn.training.recipe import Recipe
 
 NUMBER = 4

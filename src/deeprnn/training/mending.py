@@ -21,7 +21,8 @@ from deeprnn.runs.folder import Run, change_population, change_run, population, 
 from deeprnn.runs.reading import read_json
 from deeprnn.training import saving
 from deeprnn.training.evaluate import Data
-from deeprnn.training.loop import Trainer, members_of
+from deeprnn.training.loop import Trainer
+from deeprnn.training.members import members_of
 from deeprnn.training.recipe import Recipe, to_toml
 from deeprnn.training.recipe.continuing import check_goes_on, lost_fields
 

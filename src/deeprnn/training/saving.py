@@ -37,7 +37,8 @@ from deeprnn.runs.folder import Run, change_run, now, start_population, start_ru
 from deeprnn.runs.provenance import command_line, commit, environment
 from deeprnn.runs.reading import regular
 from deeprnn.training.evaluate import Data
-from deeprnn.training.loop import MemberName, Trainer, Watcher, members_of
+from deeprnn.training.loop import Trainer, Watcher
+from deeprnn.training.members import MemberName, members_of
 from deeprnn.training.recipe import Recipe, override, to_toml
 from deeprnn.training.recipe.continuing import check_goes_on
 

@@ -23,16 +23,10 @@ from deeprnn.runs.locking import lock
 from deeprnn.runs.provenance import environment
 from deeprnn.training import commutative, memory, mending, saving, threads
 from deeprnn.training.cuda_graph import SETUP
+from deeprnn.training.engine import Engine, engine_for
 from deeprnn.training.evaluate import Data, scorable, visible
-from deeprnn.training.loop import (
-    Engine,
-    MemberName,
-    NonFinite,
-    Trainer,
-    Watcher,
-    engine_for,
-    members_of,
-)
+from deeprnn.training.loop import NonFinite, Trainer, Watcher
+from deeprnn.training.members import MemberName, members_of
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.progress import Progress
 from deeprnn.training.ranks import Ranks

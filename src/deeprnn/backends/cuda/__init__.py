@@ -1,4 +1,7 @@
-"""CUDA backend: one persistent kernel a direction unrolls a cell over the whole sequence (docs/kernels.md)."""
+"""CUDA backend: one persistent kernel a direction unrolls a cell over the whole sequence (docs/kernels.md).
+
+Its modules are imported where they are used: what is shared with training on a CPU (`nvrtc`) should not load them all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a GPU bears on the choice of a kernel."""
+"""The properties of a GPU that decide which kernel runs, and in which shape."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 For shapes whose products our own kernels take (`input_projection.on_tensor_cores`) nothing but kernels lies between a
 layer's input and its output, and between the gradient of its output and those of its parameters: so both ways are
-recorded once for a shape (`recording.py`) and fired at every call. Weight gradients are written where they belong, so
-that nothing has to be joined, split or added up afterwards.
+recorded once for a shape (`recording.py`) and replayed at every call. Weight gradients are written where they belong,
+so that nothing has to be joined, split or added up afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deeprnn.backends.cuda.recording import NotRecordable, Recorder, Recording, 
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.schedule import lower
 from deeprnn.backends.gradients import covered_once, gradients_of_outputs, shared_products
-from deeprnn.backends.protocol import Inputs, KeptTensors, ProjectionCase
+from deeprnn.backends.protocol import Inputs, ProjectionCase, SavedTensors
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import adjoint
 
@@ -30,7 +30,7 @@ unflatten = torch._C._nn.unflatten_dense_tensors  # type: ignore[attr-defined]
 
 
 def direct_call(projection_case: ProjectionCase, wiring: Wiring) -> DirectCall | None:
-    """Both directions, recorded when first fired; None where operations of torch lie between the launches."""
+    """Both directions, recorded at the first call; None where operations of torch lie between the launches."""
     if not wiring.uses_all_once or lower(wiring.cell).inlined:
         return None
     if not input_projection.on_tensor_cores(projection_case) or not _separable(wiring):
@@ -67,7 +67,7 @@ class DirectCall:
     def __init__(self, projection_case: ProjectionCase, wiring: Wiring) -> None:
         self.projection_case, self.wiring, self.case = projection_case, wiring, projection_case.case
         self.steps, self.batch, _ = projection_case.shape
-        self.device, self.served, cell = self.case.device, ("cuda", self.case), self.case.cell
+        self.device, cell = self.case.device, self.case.cell
         self.places = [cell.outputs.index(o) for o in cell.new_states]
         """of the states' sequences among the outputs; that of the first is the layer's output"""
         self.output = (self.steps, self.batch, cell.states[0])
@@ -90,19 +90,19 @@ class DirectCall:
         y = torch.empty(self.output, device=self.device)
         last = [torch.empty(shape, device=self.device) for shape in self.last]
         workspace = None
-        if recording.kept_bytes:
-            workspace = torch.empty(recording.kept_bytes, dtype=torch.uint8, device=self.device)
+        if recording.workspace_bytes:
+            workspace = torch.empty(recording.workspace_bytes, dtype=torch.uint8, device=self.device)
         addresses = [t.data_ptr() for t in (x, *first, *parameters, y, *last)]
         addresses.append(0 if workspace is None else workspace.data_ptr())
-        recording.fire(addresses, stream)
+        recording.replay(addresses, stream)
         return y, last, workspace
 
     def _read(
         self, x: Tensor, states: Sequence[Tensor] | None, stream: int | None
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Input and first states as kernels read them."""
-        first = self.zeros(stream) if states is None else [weight_sums.aligned(h) for h in states]
-        return weight_sums.aligned(x), first
+        first = self.zeros(stream) if states is None else [weight_sums.for_vector_loads(h) for h in states]
+        return weight_sums.for_vector_loads(x), first
 
     def zeros(self, stream: int | None) -> list[Tensor]:
         """First states where none are given: never written to, and one for each stream, which orders their making."""
@@ -143,7 +143,7 @@ class DirectCall:
     # ---- backward
 
     def backward(
-        self, gradients: Sequence[Tensor | None], saved: KeptTensors, wants_x: bool, wants_parameters: bool
+        self, gradients: Sequence[Tensor | None], saved: SavedTensors, wants_x: bool, wants_parameters: bool
     ) -> Sequence[Tensor | None]:
         """See `protocol.DirectCall`."""
         own_gradients = [
@@ -162,7 +162,7 @@ class DirectCall:
         addresses.append(0 if saved.workspace is None else saved.workspace.data_ptr())
         addresses += [t.data_ptr() for t in (*own_gradients, *results) if t is not None]
         addresses.append(0)
-        recording.fire(addresses, stream)
+        recording.replay(addresses, stream)
         d_x = self._input_gradient(results[-1], saved.parameters) if wants_x else None
         if not wants_parameters:
             return [d_x, *[None] * len(saved.parameters)]
@@ -199,15 +199,15 @@ class DirectCall:
         return self._backward[key]
 
     def _stored(self, recorder: Recorder) -> list[StandIn]:
-        """What the forward pass stored: the output, and the rest where it was kept."""
+        """What the forward pass stored: the output, and the rest in the workspace."""
         y = recorder.stand_in(self.output)
-        kept = recorder.stand_in((0,))
+        workspace = recorder.stand_in((0,))
         sizes = run.stored_sizes(self.case.cell, True)
-        offsets = iter(self._forward[True].kept_offsets)
+        offsets = iter(self._forward[True].workspace_offsets)
         return [
             y
             if i == self.places[0]
-            else StandIn(recorder, kept.address + next(offsets), (self.steps, self.batch, n))
+            else StandIn(recorder, workspace.address + next(offsets), (self.steps, self.batch, n))
             for i, n in enumerate(sizes)
         ]
 

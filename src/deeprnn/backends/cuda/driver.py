@@ -160,7 +160,7 @@ def prepare_fill(parameters: ctypes.Array, size: int) -> PreparedCall:
     return PreparedCall(library().cuMemsetD32Async, arguments, place, f"zeros for {size} B")
 
 
-def fire(calls: Sequence[PreparedCall], stream: int | None) -> None:
+def replay(calls: Sequence[PreparedCall], stream: int | None) -> None:
     """All calls in order, on one stream of the current GPU."""
     current = current_device()
     if _thread.device != current:
@@ -231,7 +231,7 @@ class Kernel:
         return _config(grid, rows, threads, self.shared, stream, self.cluster, self.cooperative)
 
     def prepare_call(self, grid: int, rows: int, threads: int, parameters: ctypes.Array) -> PreparedCall:
-        """A launch that reads its parameters where they lie, to be fired several times."""
+        """A launch that reads its parameters where they lie, to be replayed several times."""
         config = _new_config(grid, rows, threads, self.shared, None, self.cluster, self.cooperative)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
         what = f"launch of {grid} x {rows} blocks of {threads} threads, cluster {self.cluster}"

@@ -21,7 +21,7 @@ from deeprnn.backends.cuda.device import device_of, hopper, index_of
 from deeprnn.backends.cuda.driver import driver_version
 from deeprnn.backends.cuda.epilogue import Options
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
-from deeprnn.backends.cuda.gemm.weight_sums import aligned
+from deeprnn.backends.cuda.gemm.weight_sums import for_vector_loads
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan, scanned_stages
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
@@ -71,7 +71,7 @@ def forward(
     case = projection_case.case
     if not on_tensor_cores(projection_case):
         return run.forward(case, inputs._replace(A=_torch_product(projection)), keep)
-    x = aligned(projection.x)
+    x = for_vector_loads(projection.x)
     scan = _scan_ahead(case, x, inputs, keep) if _is_captured(x) else None
     A = _product(x, projection.matrix, projection.bias, scan)
     return run.forward(case, inputs._replace(A=A), keep, scan=scan)
@@ -92,7 +92,7 @@ def _scan_ahead(case: Case, x: Tensor, inputs: Inputs, keep: bool) -> MaxAbsScan
     plan = ready.plan
     if not isinstance(plan, TensorCorePlan) or any(scanned_stages(plan, ready.schedule, ())):
         return None
-    return run.forward_scan(ready, run.rounded(inputs, case, ready), x)
+    return run.forward_scan(ready, run.rounded(inputs, case, plan), x)
 
 
 def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, scan: MaxAbsScan | None) -> Tensor:
@@ -122,9 +122,9 @@ def backward(
     gradients, first = run.moved_to_states(cell, gradients, stored, inputs)
     weights = groups.U or groups.b or groups.matrices or groups.vectors
     if fast and weights and stored[0].numel():
-        loop, delta, sums, entered = _with_sums(projection_case, gradients, stored, projection, inputs)
+        loop, delta, sums, input_sums = _with_sums(projection_case, gradients, stored, projection, inputs)
         d_matrices: Sequence[Tensor | None] = assembled(own, sums)
-        d_U, summed = entered[0], entered[1] if len(entered) > 1 else None
+        d_U, summed = input_sums[0], input_sums[1] if len(input_sums) > 1 else None
         states = loop.state_gradients() if groups.states else []
     else:
         delta, states = run.backward(case, gradients, stored, inputs, states=groups.states)
@@ -137,7 +137,7 @@ def backward(
     if groups.x:
         entry = delta if own.width == cell.entry_width else delta[..., : cell.entry_width]
         d_x = input_gradient(entry.flatten(0, 1), projection.matrix, fast).view_as(projection.x)
-    results = [d_x, *_entered(projection_case, d_U, summed)]
+    results = [d_x, *_split_input_gradients(projection_case, d_U, summed)]
     results += run.with_first(states, first) if groups.states else [None] * len(cell.states)
     results += d_matrices if groups.matrices else [None] * len(cell.matrices)
     return results + (vector_gradients_of_sums(own, summed) if groups.vectors and summed is not None else [])
@@ -168,7 +168,7 @@ def _by_group(projection_case: ProjectionCase, needed: tuple[bool, ...]) -> _Nee
     return _Needed(*(any(tuple(islice(flags, count))) for count in counts))
 
 
-def _entered(
+def _split_input_gradients(
     projection_case: ProjectionCase, d_U: Tensor | None, summed: Tensor | None
 ) -> list[Tensor | None]:
     """The gradients of every U and b, from those side by side."""
@@ -203,19 +203,19 @@ def _with_sums(
     delta = like.new_empty(*like.shape[:-1], adjoint(projection_case.case.cell).width)
     chunks = _chunks(projection_case, gradients, stored, projection, inputs, delta)
     if len(chunks) > 1 or _is_captured(delta):
-        _beside(chunks, delta.device)
-        sums, entered = chunks[-1].sums.finish(chunks[-1].delta)
+        _run_overlapped(chunks, delta.device)
+        sums, input_sums = chunks[-1].sums.finish(chunks[-1].delta)
     else:  # Forking costs the host more than the card would gain: splitting what is there takes a few µs.
         (chunk,) = chunks
         if chunk.loop.scan is not None:
             chunk.loop.scan.start()
         chunk.loop.launch()
-        sums, entered = chunk.sums.all_at_once(chunk.delta)
-    return chunks[-1].loop, delta, sums, entered
+        sums, input_sums = chunk.sums.all_at_once(chunk.delta)
+    return chunks[-1].loop, delta, sums, input_sums
 
 
-def _beside(chunks: Sequence[_Chunk], device: torch.device) -> None:
-    """Every loop; the sums of a chunk, but for the last one, beside the loop over the next."""
+def _run_overlapped(chunks: Sequence[_Chunk], device: torch.device) -> None:
+    """Launch every loop, and the sums of each chunk but the last beside the loop over the next chunk."""
     side = None
     if chunks[0].loop.scan is not None:  # before anything goes beside the loop: it would take its processors
         chunks[0].loop.scan.start()

@@ -1,10 +1,10 @@
-"""Launches recorded once for tensors of given shapes, and fired again with other addresses.
+"""Launches recorded once for tensors of given shapes, and replayed with other addresses.
 
 What the host does for a call (plans looked up, parameter blocks filled in, memory taken piece by piece) takes longer
 than a small layer's loop on the card, and depends on shapes alone. So the functions that launch kernels are called once
 with stand-ins: objects with a tensor's shape whose address says which of the tensors they stand for. Every parameter
 block that reaches the driver then says by itself which of its words are addresses, of what, and how far into it. A
-later call fills in those words and fires all launches in a row.
+later call fills in those words and replays all launches in a row.
 
 Stand-ins know views, `new_empty`, `new_zeros` and `clone`, which become memory, fills and copies of the recording.
 Anything else would be an operation of torch, of which no record is made: `NotRecordable`.
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from deeprnn.backends.cuda.driver import Kernel, PreparedCall, fire, prepare_copy, prepare_fill
+from deeprnn.backends.cuda.driver import Kernel, PreparedCall, prepare_copy, prepare_fill, replay
 
 TAG = 56  # bits below a stand-in's number: no count, stride or address in use is as large
 MOST = (1 << 63 - TAG) - 1  # stand-ins, as parameter words are signed
@@ -136,13 +136,13 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.sizes: list[int] = []  # bytes of each stand-in
-        self.given = 0
+        self.inputs = 0
         self.steps: list[Launch | Copy | Fill] = []
 
     def stand_in(self, shape: Sequence[int]) -> StandIn:
-        """For a tensor that a call will be given; all of these come first, in the order of `Recording.fire`."""
-        assert self.given == len(self.sizes)
-        self.given += 1
+        """For a tensor that a call will be given; all of these come first, in the order of `Recording.replay`."""
+        assert self.inputs == len(self.sizes)
+        self.inputs += 1
         return self.take(shape, 4)
 
     def take(self, shape: Sequence[int], item: int) -> StandIn:
@@ -166,9 +166,9 @@ class Recorder:
         """A copy on the card."""
         self.steps.append(Copy((to.address, source.address), to.numel() * to.item))
 
-    def finish(self, results: Sequence[StandIn], kept: Sequence[StandIn] = ()) -> Recording:
-        """`results` are tensors of their own, given after the others; `kept` share one, given last."""
-        return Recording(self, [self.number(x) for x in results], [self.number(x) for x in kept])
+    def finish(self, results: Sequence[StandIn], workspace: Sequence[StandIn] = ()) -> Recording:
+        """`results` are tensors of their own, given after the others; `workspace` share one, given last."""
+        return Recording(self, [self.number(x) for x in results], [self.number(x) for x in workspace])
 
     @staticmethod
     def number(x: StandIn) -> int:
@@ -176,7 +176,7 @@ class Recorder:
         return (x.address >> TAG) - 1
 
 
-class _Armed(NamedTuple):
+class _Bound(NamedTuple):
     """All parameters in one block of memory, and the driver's calls that read them there."""
 
     words: memoryview
@@ -187,14 +187,14 @@ class _Armed(NamedTuple):
 class Recording:
     """A row of launches that lacks addresses."""
 
-    def __init__(self, recorder: Recorder, results: Sequence[int], kept: Sequence[int]) -> None:
-        places: dict[int, tuple[int, int]] = {i: (i, 0) for i in range(recorder.given)}
+    def __init__(self, recorder: Recorder, results: Sequence[int], workspace: Sequence[int]) -> None:
+        places: dict[int, tuple[int, int]] = {i: (i, 0) for i in range(recorder.inputs)}
         for i in results:
             places[i] = len(places), 0
-        self.kept_bytes = self._joined(places, kept, recorder.sizes, len(places))
+        self.workspace_bytes = self._joined(places, workspace, recorder.sizes, len(places))
         rest = [i for i in range(len(recorder.sizes)) if i not in places]
-        self.scratch_bytes = self._joined(places, rest, recorder.sizes, recorder.given + len(results) + 1)
-        self.kept_offsets = [places[i][1] for i in kept]
+        self.scratch_bytes = self._joined(places, rest, recorder.sizes, recorder.inputs + len(results) + 1)
+        self.workspace_offsets = [places[i][1] for i in workspace]
         self.device = recorder.device
         self.steps: list[tuple[Launch | Copy | Fill, int, int]] = []  # with its words' place, and how many
         self.addresses: list[tuple[int, int, int]] = []  # word, which address, bytes to add
@@ -210,7 +210,7 @@ class Recording:
             self.steps.append((step._replace(words=()), known[step.words], len(step.words)))  # type: ignore[arg-type]
         self.template = array("q", template)
         # A launch copies its parameters, so that a block is free again when the launches return.
-        self._idle: list[_Armed] = []
+        self._idle: list[_Bound] = []
 
     def _plain(self, word: int, at: int, places: dict[int, tuple[int, int]]) -> int:
         """A word that is no address; one that is becomes zero and is noted."""
@@ -230,23 +230,23 @@ class Recording:
             end += -(-sizes[i] // ALIGNMENT) * ALIGNMENT
         return end
 
-    def fire(self, addresses: list[int], stream: int | None) -> None:
-        """Launch all of it. `addresses`: of what was given, the results, and the block of all that is kept (or 0)."""
+    def replay(self, addresses: list[int], stream: int | None) -> None:
+        """Launch all of it. `addresses`: of what was given, the results, and the workspace (or 0)."""
         scratch = None
         if self.scratch_bytes:
             scratch = torch.empty(self.scratch_bytes, dtype=torch.uint8, device=self.device)
             addresses.append(scratch.data_ptr())
         try:
-            armed = self._idle.pop()
+            bound = self._idle.pop()
         except IndexError:  # the first call, or every block is in use by another thread
-            armed = self._arm()
-        words = armed.words
+            bound = self._bind()
+        words = bound.words
         for place, base, offset in self.addresses:
             words[place] = addresses[base] + offset
-        fire(armed.calls, stream)
-        self._idle.append(armed)
+        replay(bound.calls, stream)
+        self._idle.append(bound)
 
-    def _arm(self) -> _Armed:
+    def _bind(self) -> _Bound:
         block = (ctypes.c_int64 * len(self.template))(*self.template)
         calls = []
         for step, start, count in self.steps:
@@ -257,4 +257,4 @@ class Recording:
                 calls.append(prepare_copy(own, step.size))
             else:
                 calls.append(prepare_fill(own, step.size))
-        return _Armed(memoryview(block).cast("B").cast("q"), calls, block)
+        return _Bound(memoryview(block).cast("B").cast("q"), calls, block)

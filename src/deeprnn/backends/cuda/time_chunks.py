@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Chunk = tuple[int, int]  # first step, one past the last
-MOST = 3  # chunks
+MOST_CHUNKS = 3
 LEAST_FREE = 24  # processors: beside fewer the sums would outlast the loop
 CLOCK = 1980  # cycles a µs
-WORTH = 250.0  # µs of sums from which on it pays without a graph
+WORTHWHILE = 250.0  # µs of sums from which on it pays without a graph
 LAUNCH = 34.0  # µs of a further launch, at most
-SUM, SPLIT = (
-    7.9e-9,
-    2.05e-6,
-)  # µs (H200) for each number of a gradient and row, and for splitting a number of delta
+SUM = 7.9e-9  # µs (H200) for each number of a gradient and row
+SPLIT = 2.05e-6  # µs for splitting a number of delta
 
 
 class Chunks(NamedTuple):
@@ -56,7 +54,7 @@ def time_chunks(
     area = cell.entry_width * (inner + 1)
     area += sum(p.width * cell.size_of(p.vector) for p in shared_products(own))
     work = steps * batch * (area * SUM + own.width * SPLIT)
-    if clusters > device.resident(plan.cluster) or free < LEAST_FREE or (work < WORTH and not captured):
+    if clusters > device.resident(plan.cluster) or free < LEAST_FREE or (work < WORTHWHILE and not captured):
         return whole
     ratio = max(0.5, work * device.processors / free / (steps * plan.cost / CLOCK))
     if ratio > 1.5:
@@ -65,7 +63,7 @@ def time_chunks(
     def cost(n: int) -> float:
         return work * ratio ** (n - 1) / sum(ratio**i for i in range(n)) + (n - 1) * LAUNCH
 
-    best = min(range(1, min(MOST, steps) + 1), key=cost)
+    best = min(range(1, min(MOST_CHUNKS, steps) + 1), key=cost)
     return Chunks(in_proportion(steps, [ratio**i for i in reversed(range(best))]), free)
 
 

@@ -25,7 +25,7 @@ from deeprnn.runs.folder import Run, now
 from deeprnn.runs.locking import lock
 from deeprnn.runs.provenance import commit, has_changes
 from deeprnn.training import saving
-from deeprnn.training.loop import members_of
+from deeprnn.training.members import members_of
 from deeprnn.training.recipe import DataPart, Recipe, override
 
 STARTED, DIVERGED, ENTRIES = "started.json", "diverged.json", "runs"

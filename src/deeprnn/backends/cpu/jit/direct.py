@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deeprnn.backends.cpu.jit.layer import Given, LayerCall
 from deeprnn.backends.gradients import gradients_of_outputs
-from deeprnn.backends.protocol import KeptTensors, ProjectionCase
+from deeprnn.backends.protocol import ProjectionCase, SavedTensors
 
 unflatten = torch._C._nn.unflatten_dense_tensors  # type: ignore[attr-defined]
 
@@ -22,7 +22,7 @@ class DirectCall:
     reads_output = False
 
     def __init__(self, projection_case: ProjectionCase, call: LayerCall) -> None:
-        self.call, self.served = call, ("cpu", projection_case.case)
+        self.call, self.case = call, projection_case.case
         cell, (self.steps, self.batch, _) = projection_case.case.cell, projection_case.shape
         self.cell = cell
         self.places = [cell.outputs.index(o) for o in cell.new_states]
@@ -57,7 +57,7 @@ class DirectCall:
         return y, last, stored if keep else None
 
     def backward(
-        self, gradients: Sequence[Tensor | None], saved: KeptTensors, wants_x: bool, wants_parameters: bool
+        self, gradients: Sequence[Tensor | None], saved: SavedTensors, wants_x: bool, wants_parameters: bool
     ) -> Sequence[Tensor | None]:
         """See `protocol.DirectCall`."""
         assert saved.workspace is not None

@@ -182,10 +182,10 @@ def _layout(
     batch: int,
     members: int,
     processors: int,
-    free: int,
+    free_processors: int,
 ) -> tuple[Tiling, _Job]:
-    """The cut, and a job that lacks nothing but addresses: to be copied, as filling in its tables takes long."""
-    plan = tiling(wanted, rows, members, free, at_once=True) if free else None
+    """The tiling, and a job complete but for addresses: to be copied, as filling in its tables takes long."""
+    plan = tiling(wanted, rows, members, free_processors, at_once=True) if free_processors else None
     plan = plan or tiling(wanted, rows, members, processors)
     assert plan is not None
     width, job = sum(widths), _Job()
@@ -209,11 +209,12 @@ class OuterProducts:
 
     def __init__(
         self, left: Sequence[Left], right_width: int, reset: Tensor | None, wanted: Sequence[SumBlock],
-        free: int = 0, onto: OuterProducts | None = None, targets: Sequence[Target] = (),
+        free_processors: int = 0, onto: OuterProducts | None = None, targets: Sequence[Target] = (),
     ):  # fmt: skip
         """The first matrix of the left side is none of ones; reset marks are those of previous states.
 
-        `free`: processors beside something else, 0 for all. `onto`: sums, finished before, to which these are added.
+        `free_processors`: those that a kernel beside this one leaves, 0 for all. `onto`: sums, finished before, to
+        which these are added.
         `targets`: where to write sums; without any, each block becomes a tensor of its own.
         """
         x = left[0].x
@@ -223,7 +224,7 @@ class OuterProducts:
         self.device, self.left, self.reset, self.wanted = x.device, left, reset, wanted
         rows, widths = steps * batch, tuple(side.width for side in left)
         processors = device_of(x.device.index).processors
-        shape = rows, batch, self.members, processors, free
+        shape = rows, batch, self.members, processors, free_processors
         self.plan, blank = _layout(tuple(wanted), widths, right_width, *shape)
         self.job = job = _Job.from_buffer_copy(blank)
         count = self.members * job.blocks * job.columns
@@ -236,7 +237,7 @@ class OuterProducts:
             self.targets = targets or [_own_target(x, lead, w) for w in wanted]
         sums = self.members * len(plan.tiles) * plan.splits * plan.columns * WIDTH
         sizes = 2 * (2 * count + max(TILES)) * ROWS, 4 * (count + max(TILES)), 4 * sums
-        self.kept, (job.parts, job.scales, job.partial) = allocate(x, *sizes)
+        self.workspace, (job.parts, job.scales, job.partial) = allocate(x, *sizes)
         job.add = int(onto is not None)
         job.out_count = len(self.targets)
         for i, (w, out, start, row) in enumerate(self.targets):

@@ -61,7 +61,7 @@ def _columns(own: Adjoint) -> int:
 
 @lru_cache(maxsize=256)
 def _layout(
-    own: Adjoint, entering: int, with_bias: bool
+    own: Adjoint, input_width: int, with_bias: bool
 ) -> tuple[tuple[Vector, ...], tuple[SumBlock, ...], int]:
     """The vectors of the left side, the sums wanted, and how many of those are the loop's products."""
     cell = own.cell
@@ -69,36 +69,38 @@ def _layout(
     # States first: they are wanted for many columns. Then the input and ones, for all of A's.
     vectors = tuple(sorted(vectors, key=lambda v: v.kind != "state"))
     starts, at = {}, 0
-    blocks, entered = [], []
+    blocks, input_blocks = [], []
     for vector in vectors:
-        if vector.kind != "state" and not entered and (entering or with_bias):
-            at = _entered(entered, at, entering, with_bias, own)
+        if vector.kind != "state" and not input_blocks and (input_width or with_bias):
+            at = _add_input_blocks(input_blocks, at, input_width, with_bias, own)
         starts[vector] = at
         at += cell.size_of(vector)
-    if not entered and (entering or with_bias):
-        _entered(entered, at, entering, with_bias, own)
+    if not input_blocks and (input_width or with_bias):
+        _add_input_blocks(input_blocks, at, input_width, with_bias, own)
     for p in shared_products(own):
         start = starts[p.vector]
         blocks.append(SumBlock(start, start + cell.size_of(p.vector), p.start, p.start + p.width))
-    return vectors, (*blocks, *entered), len(blocks)
+    return vectors, (*blocks, *input_blocks), len(blocks)
 
 
-def _entered(blocks: list[SumBlock], at: int, entering: int, with_bias: bool, own: Adjoint) -> int:
+def _add_input_blocks(
+    blocks: list[SumBlock], at: int, input_width: int, with_bias: bool, own: Adjoint
+) -> int:
     """The sums for the input's weights and biases, whose columns begin at `at`; where those end.
 
     Where the cell has vectors, whose gradients are sums of delta as well, they lie beyond those of the biases.
     """
     width = own.cell.entry_width
-    for count, end in ((entering, width), (int(with_bias), own.width if own.cell.vectors else width)):
+    for count, end in ((input_width, width), (int(with_bias), own.width if own.cell.vectors else width)):
         if count:
             blocks.append(SumBlock(at, at + count, 0, end))
             at += count
     return at
 
 
-def blocks(own: Adjoint, entering: int, with_bias: bool) -> tuple[SumBlock, ...]:
+def blocks(own: Adjoint, input_width: int, with_bias: bool) -> tuple[SumBlock, ...]:
     """The sums wanted: those of `shared_products`, then of an input of so many columns, then of delta itself."""
-    return _layout(own, entering, with_bias)[1]
+    return _layout(own, input_width, with_bias)[1]
 
 
 class WeightSums:
@@ -119,12 +121,12 @@ class WeightSums:
         self.with_bias = with_bias
         vectors, wanted, self.loop_sums = _layout(own, 0 if x is None else x.shape[-1], with_bias)
         states = [self._left(own, v, stored, inputs) for v in vectors if v.kind == "state"]
-        entered = [] if x is None else [Left(aligned(x))]
-        entered += [Left(None)] if with_bias else []
+        own_input = [] if x is None else [Left(for_vector_loads(x))]
+        own_input += [Left(None)] if with_bias else []
         others = [self._left(own, v, stored, inputs) for v in vectors if v.kind != "state"]
         marks = None if inputs.reset is None else inputs.reset.contiguous()
         earlier = None if onto is None else onto.sums
-        left = [*states, *entered, *others]
+        left = [*states, *own_input, *others]
         self.in_place = bool(targets)
         self.sums = OuterProducts(left, own.width, marks, wanted, free_processors, earlier, targets)
 
@@ -132,9 +134,9 @@ class WeightSums:
     def _left(own: Adjoint, vector: Vector, stored: Sequence[Tensor], inputs: Inputs) -> Left:
         cell = own.cell
         if vector.kind == "output":
-            return Left(aligned(stored[cell.outputs.index((vector.stage, vector.index))]))
+            return Left(for_vector_loads(stored[cell.outputs.index((vector.stage, vector.index))]))
         output = stored[cell.outputs.index(cell.new_states[vector.index])]
-        return Left(aligned(output), aligned(inputs.states[vector.index]))
+        return Left(for_vector_loads(output), for_vector_loads(inputs.states[vector.index]))
 
     def start(self, stream: int | None = None) -> None:
         """Split states, layers and inputs into parts, perhaps on another stream than the current one."""
@@ -142,11 +144,11 @@ class WeightSums:
 
     def finish(self, delta: Tensor, stream: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
         """The sums of the loop's products, as in `shared_products`; those for the input and the biases."""
-        return self._named(self.sums.finish(aligned(delta), stream))
+        return self._named(self.sums.finish(for_vector_loads(delta), stream))
 
     def all_at_once(self, delta: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Both steps, in one launch less."""
-        return self._named(self.sums.finish(aligned(delta), with_left=True))
+        return self._named(self.sums.finish(for_vector_loads(delta), with_left=True))
 
     def _named(self, sums: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         if self.with_bias and not self.in_place:
@@ -154,7 +156,7 @@ class WeightSums:
         return sums[: self.loop_sums], sums[self.loop_sums :]
 
 
-def aligned(x: Tensor) -> Tensor:
-    """Contiguous, and where four numbers are read at once: a state may be a part of something longer."""
+def for_vector_loads(x: Tensor) -> Tensor:
+    """Contiguous and aligned for loads of four numbers, which a view into something longer may not be."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()

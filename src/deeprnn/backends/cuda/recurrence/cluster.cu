@@ -10,7 +10,7 @@
 #include "common.cuh"
 #include "cell.cuh"
 
-CONST int kept(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }     // chunks held in registers
+CONST int in_registers(int j) { constexpr int list[] = {MAT_REGS}; return list[j]; }     // chunks held in registers
 
 constexpr int GROUPS = THREADS / KLANES, GROUPS_WARP = 32 / KLANES;
 constexpr int CHUNK = KLANES * VEC;                 // inner elements that one round of the lanes covers
@@ -29,7 +29,7 @@ CONST int load_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += owned
 CONST int local_offset(int k) { int n = 0; for (int i = 0; i < k; i++) n += owned(slot_stage(i)); return n; }
 CONST int reg_offset(int j) {
   int n = 0;
-  for (int i = 0; i < j; i++) n += rows(stage_of(i)) * kept(i) * WORDS;
+  for (int i = 0; i < j; i++) n += rows(stage_of(i)) * in_registers(i) * WORDS;
   return n;
 }
 // Shared memory, in bytes: barriers, then two copies of each vector, then the weights that registers cannot hold.
@@ -40,7 +40,7 @@ CONST int vector_offset(int s) {
 }
 CONST int weight_offset(int j) {
   int n = up(vector_offset(DEPTH), 128) * 128;
-  for (int i = 0; i < j; i++) n += (chunks(i) - kept(i)) * rows(stage_of(i)) * THREADS * WORDS * 4;
+  for (int i = 0; i < j; i++) n += (chunks(i) - in_registers(i)) * rows(stage_of(i)) * THREADS * WORDS * 4;
   return n;
 }
 constexpr int NREG = reg_offset(MATRICES) > 0 ? reg_offset(MATRICES) : 1;
@@ -75,7 +75,7 @@ INLINE void slice(int n, u32 rank, int& first, int& count) {
 }
 
 template <int J> INLINE void load_matrix(const Params& p, const Thread& th, Word (&reg)[NREG]) {
-  constexpr int S = stage_of(J), Q = source_of(J), R = rows(S), G = gates(S), N = size(Q), KEPT = kept(J), ALL = chunks(J);
+  constexpr int S = stage_of(J), Q = source_of(J), R = rows(S), G = gates(S), N = size(Q), RESIDENT = in_registers(J), ALL = chunks(J);
   constexpr int REG = reg_offset(J), SHARED = weight_offset(J);
   int first, count;
   slice(size(S), th.rank, first, count);
@@ -94,18 +94,18 @@ template <int J> INLINE void load_matrix(const Params& p, const Thread& th, Word
 #endif
   };
 #pragma unroll
-  for (int c = 0; c < KEPT; c++)
+  for (int c = 0; c < RESIDENT; c++)
 #pragma unroll
     for (int r = 0; r < R; r++)
 #pragma unroll
-      for (int w = 0; w < WORDS; w++) reg[REG + (r * KEPT + c) * WORDS + w] = word(r, c, w);
+      for (int w = 0; w < WORDS; w++) reg[REG + (r * RESIDENT + c) * WORDS + w] = word(r, c, w);
 #pragma unroll 4
-  for (int c = KEPT; c < ALL; c++)
+  for (int c = RESIDENT; c < ALL; c++)
 #pragma unroll
     for (int r = 0; r < R; r++)
 #pragma unroll
       for (int w = 0; w < WORDS; w++) {
-        u32 at = th.base + SHARED + ((((c - KEPT) * R + r) * THREADS + threadIdx.x) * WORDS + w) * 4;
+        u32 at = th.base + SHARED + ((((c - RESIDENT) * R + r) * THREADS + threadIdx.x) * WORDS + w) * 4;
 #if BF16
         store_shared(at, __uint_as_float(word(r, c, w)));
 #else
@@ -122,7 +122,7 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, Wo
 
 // acc += matrix J times its source vector, the copy of step parity `copy`.
 template <int J, int N> INLINE void product(const Thread& th, const Word (&reg)[NREG], float (&acc)[N], int copy) {
-  constexpr int S = stage_of(J), Q = source_of(J), R = rows(S), KEPT = kept(J), ALL = chunks(J), PAD = padded(Q);
+  constexpr int S = stage_of(J), Q = source_of(J), R = rows(S), RESIDENT = in_registers(J), ALL = chunks(J), PAD = padded(Q);
   constexpr int REG = reg_offset(J), SHARED = weight_offset(J), VECTOR = vector_offset(Q);
   u32 vec = th.base + VECTOR + copy * (4 * ROWS * PAD) + th.klane * (VEC * 4);
   u32 sm = th.base + SHARED + threadIdx.x * (WORDS * 4);
@@ -132,17 +132,17 @@ template <int J, int N> INLINE void product(const Thread& th, const Word (&reg)[
 #pragma unroll
     for (int r = 0; r < R; r++) {
       float word[WORDS];
-      if (c < KEPT) {
+      if (c < RESIDENT) {
 #pragma unroll
         for (int i = 0; i < WORDS; i++) {
 #if BF16
-          word[i] = __uint_as_float(reg[REG + (r * KEPT + c) * WORDS + i]);
+          word[i] = __uint_as_float(reg[REG + (r * RESIDENT + c) * WORDS + i]);
 #else
-          word[i] = reg[REG + (r * KEPT + c) * WORDS + i];
+          word[i] = reg[REG + (r * RESIDENT + c) * WORDS + i];
 #endif
         }
       } else {
-        load_shared<WORDS>(word, sm + ((c - KEPT) * R + r) * (THREADS * WORDS * 4));
+        load_shared<WORDS>(word, sm + ((c - RESIDENT) * R + r) * (THREADS * WORDS * 4));
       }
 #pragma unroll
       for (int v = 0; v < VEC; v++) {

@@ -22,7 +22,7 @@ class ClusterPlan(KernelPlan):
     """lanes that share the inner dimension of a sum"""
     vec: int = 1
     """inner elements that a lane takes at once"""
-    kept: tuple[int, ...] = ()
+    in_registers: tuple[int, ...] = ()
     """for each matrix: rounds of the lanes whose weights lie in registers"""
 
     source = "recurrence/cluster.cu"
@@ -31,7 +31,7 @@ class ClusterPlan(KernelPlan):
         """The #defines of cluster.cu."""
         return {
             "CLUSTER": self.cluster, "THREADS": self.threads, "ROWS": self.rows, "KLANES": self.klanes,
-            "VEC": self.vec, "BF16": int(self.bf16), "MAT_REGS": listed(self.kept),
+            "VEC": self.vec, "BF16": int(self.bf16), "MAT_REGS": listed(self.in_registers),
         }  # fmt: skip
 
     def describe(self) -> str:
@@ -78,7 +78,10 @@ def cluster_plan(
         return None
     cost = _cycles(schedule, cluster, klanes, vec, rows, units, sums, rounds, resident, words)
     cost *= waves(batch, members, rows, cluster, device)
-    return ClusterPlan(cluster, threads, rows, shared, bf16, cost, klanes, vec, tuple(resident))
+    return ClusterPlan(
+        cluster=cluster, threads=threads, rows=rows, shared=shared, bf16=bf16, cost=cost, klanes=klanes, vec=vec,
+        in_registers=tuple(resident),
+    )  # fmt: skip
 
 
 def _in_registers(

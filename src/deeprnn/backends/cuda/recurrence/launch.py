@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda.cell_header import header
 from deeprnn.backends.cuda.device import Device, device_of
 from deeprnn.backends.cuda.driver import Kernel
-from deeprnn.backends.cuda.epilogue import Code, Options, code, header
+from deeprnn.backends.cuda.epilogue import Code, Options, code
 from deeprnn.backends.cuda.recurrence.parameters import Arguments, parameter_block
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed

@@ -101,13 +101,15 @@ def load_kernel(jobs: int, device: int, arch: str) -> Kernel:
     )
 
 
-def scanned_stages(plan: TensorCorePlan, schedule: Schedule, given: Sequence[bool]) -> tuple[bool, ...]:
-    """Stages to whose sums something is added that needs a scan; `given`: outputs that have a gradient."""
+def scanned_stages(
+    plan: TensorCorePlan, schedule: Schedule, has_gradient: Sequence[bool]
+) -> tuple[bool, ...]:
+    """Stages to whose sums something is added that needs a scan; `has_gradient`: of each output."""
     if plan.ranges is None or (not schedule.backward and all(plan.ranges.bounded)):
         return (False,) * len(schedule.stages)
     if not schedule.backward:
         return (True,) * len(schedule.stages)
-    places = dict(zip(schedule.cell.outputs, given, strict=True))
+    places = dict(zip(schedule.cell.outputs, has_gradient, strict=True))
     return tuple(places[o] for stage in schedule.stages for o in places if o.stage == stage.stage)
 
 

@@ -1,4 +1,4 @@
-// The parameter block that launch.py fills, and where a batch row lies. Included by the generated cell.cuh, whose lists
+// The parameter block that parameters.py fills, and where a batch row lies. Included by the generated cell.cuh, whose lists
 // come before it.
 #pragma once
 // A number that the compiler has worked out: a function that adds up over stages becomes a loop in ordinary code, and its
@@ -39,9 +39,9 @@ struct Params {
   i64 entry_member, initial_member[STATES], initial_vector_member[DEPTH], vector_member[VECTORS];
   i64 mask_member[MASKS], mask_step[MASKS], reset_member;
   i64 steps, batch, groups;
-  u32* exchange;           // whole_card.cu, where it is zeroed before the launch, and tensor_core.cu
-  i64 items, share;        // whole_card.cu alone: row groups of all members; how many of them a team serves
-  float* local[LOCALS];    // tensor_core.cu: the units' local values, (members, B, size) each
+  u32* exchange;           // whole_card*.cu, where it is zeroed before the launch, and tensor_core.cu
+  i64 items, share;        // whole_card*.cu: row groups of all members; how many of them a team serves
+  float* local[LOCALS];    // tensor_core.cu and stepwise.cu: the units' local values, (members, B, size) each
   const float* after;      // tensor_core.cu, backward: delta of the step that follows this chunk of the sequence (B,DELTA_WIDTH), or null
   // tensor_core.cu, from max_abs_scan.cu: the largest sum of magnitudes of eight rows of each matrix
   // (MATRICES, pieces), and the largest magnitude of each row of `entry` or `gradient` (T,B,DEPTH stages).

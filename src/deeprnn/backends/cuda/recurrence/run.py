@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deeprnn.backends import plain
 from deeprnn.backends.cuda.device import device_of
-from deeprnn.backends.cuda.epilogue import Options
+from deeprnn.backends.cuda.epilogue import Code, Options
 from deeprnn.backends.cuda.recurrence.launch import Prepared, launch, prepare, prepare_plan, sent_states
 from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan, ScanShape, scanned_stages
 from deeprnn.backends.cuda.recurrence.parameters import Arguments
@@ -42,12 +42,9 @@ def forward(
     vectors: list[Tensor | None] = [None] * len(ready.schedule.stages)
     for stage, vector in sent_vectors(cell, inputs, False).items():
         vectors[stage] = vector
-    arguments = Arguments(rounded(inputs, case, ready), stored, vectors)
+    arguments = Arguments(rounded(inputs, case, ready.plan), stored, vectors)
     if ready.plan.keeps_locals_in_memory:
-        arguments.locals = [
-            stored[0].new_empty(*lead[:-2], lead[-1], n) if i is None else inputs.states[i].clone()
-            for i, n in zip(ready.code.initial, ready.code.slots, strict=True)
-        ]
+        arguments.locals = first_locals(ready.code, inputs, stored[0])
     if scan is None:
         scan = forward_scan(ready, arguments.inputs, stored[0])
         scan = None if scan is None else scan.start()
@@ -111,7 +108,7 @@ class BackwardLaunch:
         for stage, state in sent_states(cell, True).items():
             sums[stage] = like.new_empty(*lead, cell.states[state]) if first else None
         arguments = Arguments(
-            rounded(inputs, case, ready), stored, (), own_gradients, delta, sums, after=after
+            rounded(inputs, case, ready.plan), stored, (), own_gradients, delta, sums, after=after
         )
         if ready.plan.keeps_locals_in_memory:
             arguments.locals = [like.new_zeros(*lead, n) for n in ready.code.slots]
@@ -140,6 +137,15 @@ class BackwardLaunch:
         if in_memory and reset is not None:
             return carried.masked_fill(reset.select(-2, 0).unsqueeze(-1), 0)
         return carried
+
+
+def first_locals(code: Code, inputs: Inputs, like: Tensor) -> list[Tensor]:
+    """Memory for what units carry from step to step, as it is before the first; `like` is ([P,] T, B, any)."""
+    lead = (*like.shape[:-3], like.shape[-2])
+    return [
+        like.new_empty(*lead, n) if i is None else inputs.states[i].clone()
+        for i, n in zip(code.initial, code.slots, strict=True)
+    ]
 
 
 stored_sizes = lru_cache(maxsize=1024)(plain.stored_sizes)
@@ -199,9 +205,9 @@ def _dense(x: Tensor, own: int) -> Tensor:
     return x if x.is_contiguous() or (x.dim() > own and x[0].is_contiguous()) else x.contiguous()
 
 
-def rounded(inputs: Inputs, case: Case, ready: Prepared) -> Inputs:
+def rounded(inputs: Inputs, case: Case, plan: KernelPlan | None = None) -> Inputs:
     """Where bf16 products are asked for and the kernel holds fp32 weights, those are rounded beforehand."""
-    if case.precision != "bf16" or ready.plan.bf16:
+    if case.precision != "bf16" or (plan is not None and plan.bf16):
         return inputs
     return inputs._replace(matrices=[m.bfloat16().float() for m in inputs.matrices])
 
@@ -263,7 +269,7 @@ def moved_to_states(
 ) -> tuple[list[Tensor | None], dict[int, Tensor]]:
     """Gradients of outputs that kernels leave out, as gradients of the states they are functions of.
 
-    Those of states at step t belong to outputs of step t - 1; those of the first states are given apart.
+    Those of states at step t belong to outputs of step t - 1; those of the first states are returned separately.
     """
     moved, first = list(gradients), {}
     for s in lower(cell).inlined:
@@ -289,7 +295,7 @@ def moved_to_states(
 
 
 def with_first(states: list[Tensor], first: Mapping[int, Tensor]) -> list[Tensor]:
-    """The gradients of the first states with what `moved_to_states` gave apart."""
+    """The gradients of the first states with what `moved_to_states` returned separately."""
     return [x + first[i] if i in first else x for i, x in enumerate(states)]
 
 

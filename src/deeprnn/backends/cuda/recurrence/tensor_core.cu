@@ -12,17 +12,17 @@
 //   the same tile of every GAP-th task and reads what the epilogue of its next one wants while this tile is on its way.
 //   What a unit carries from step to step lies in memory that no other block touches.
 // - SCALERS warps compute scales, where they change.
-// A cluster may serve several STREAMS of ROWS rows each, one after the other in every stage: a task is a stage of
-// one stream, so that one stream multiplies while another is finished and travels.
+// A cluster may serve several ROW_GROUPS of ROWS rows each, one after the other in every stage: a task is a stage of
+// one row group, so that one row group multiplies while another is finished and travels.
 // A vector lies in shared memory in the order in which mma.sync wants its second operand, so that a lane reads 16 bytes
 // per tile, and a lane of a finisher has 16 bytes of one batch row.
 // Batch rows that do not exist are never sent: lanes that would read them read the last one that does.
 //
 // Nothing but the vectors' barriers bounds how far a warp gets ahead. They count the bytes that come from other
 // blocks, and an arrival of each finisher that had a tile of it: so whoever has a vector knows that the sums it was made
-// of have been read, and one place for sums a stream suffices.
+// of have been read, and one place for sums a row group suffices.
 //
-// Macros: MAT_REGS CLUSTER MGROUPS KGROUPS FINISHERS FINISHER_REGS NTILES ROWS STREAMS THROUGH_L2 TILE_SCALES BY_FIRST_STATE
+// Macros: MAT_REGS CLUSTER MGROUPS KGROUPS FINISHERS FINISHER_REGS NTILES ROWS ROW_GROUPS THROUGH_L2 TILE_SCALES BY_FIRST_STATE
 //         BOUNDED SLOPES SCANNED BF16; the rest is in the generated cell.cuh.
 #include "common.cuh"
 #include "cell.cuh"
@@ -57,7 +57,7 @@ template <int S> INLINE void multiply(const Thread& th, const u32 (&reg)[NREG], 
 template <int S> INLINE void multiply_stages(const Params& p, const Thread& th, const u32 (&reg)[NREG], int step, u32 resets) {
   if constexpr (S < DEPTH) {
 #pragma unroll 1
-    for (int q = 0; q < STREAMS; q++) multiply<S>(th, reg, q, step, resets);
+    for (int q = 0; q < ROW_GROUPS; q++) multiply<S>(th, reg, q, step, resets);
     multiply_stages<S + 1>(p, th, reg, step, resets);
   }
 }
@@ -77,7 +77,7 @@ INLINE void multiply_all(const Params& p, const Thread& th) {
   }
   if (BACKWARD && p.initial_sum[0])   // the sums that would enter the step before the first
 #pragma unroll 1
-    for (int q = 0; q < STREAMS; q++) multiply<0>(th, reg, q, (int)p.steps, coming);
+    for (int q = 0; q < ROW_GROUPS; q++) multiply<0>(th, reg, q, (int)p.steps, coming);
 }
 
 // ---- finishers
@@ -86,8 +86,8 @@ INLINE void multiply_all(const Params& p, const Thread& th) {
 struct Visit { int q, stage, step; };
 INLINE Visit after(Visit v) {
   v.q += GAP;
-  if (v.q >= STREAMS) {
-    v.q -= STREAMS;
+  if (v.q >= ROW_GROUPS) {
+    v.q -= ROW_GROUPS;
     v.stage++;
     if (v.stage == DEPTH) {
       v.stage = 0;
@@ -97,16 +97,16 @@ INLINE Visit after(Visit v) {
   return v;
 }
 // Read what the epilogue of a visit wants.
-template <int S> INLINE void read_ahead(const Params& p, const Thread& th, const Visit& v, float (&x)[BESIDE]) {
+template <int S> INLINE void read_ahead(const Params& p, const Thread& th, const Visit& v, float (&x)[LOADED]) {
   if constexpr (S < DEPTH) {
     if (S < DEPTH - 1 && v.stage != S) read_ahead<S + 1>(p, th, v, x);
     else if (v.step < (int)p.steps)
 #pragma unroll
-      for (int j = 0; j < per_warp(S); j++) read<S>(p, th, task<S>(th, j), v.q, v.step, x + 4 * j * beside(S));
+      for (int j = 0; j < per_warp(S); j++) read<S>(p, th, task<S>(th, j), v.q, v.step, x + 4 * j * loaded(S));
   }
 }
 // What the epilogue of the next visit wants is read while this one's tiles are on their way.
-template <int S> INLINE void finish_task(const Params& p, const Thread& th, const Visit& v, const Visit& next, float (&x)[BESIDE]) {
+template <int S> INLINE void finish_task(const Params& p, const Thread& th, const Visit& v, const Visit& next, float (&x)[LOADED]) {
   constexpr int N = per_warp(S), K = sent(S);
   int q = v.q, step = v.step;
   Way way[N * K];
@@ -118,14 +118,14 @@ template <int S> INLINE void finish_task(const Params& p, const Thread& th, cons
 #pragma unroll
   for (int j = 0; j < N; j++) by[j] = steady_scales<S>(th, task<S>(th, j), q, step);
   barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
-  if (SLOTS > 0 && !OWN_STREAMS)
+  if (SLOTS > 0 && !OWN_ROW_GROUPS)
 #pragma unroll
-    for (int j = 0; j < N; j++) read_late<S>(p, th, task<S>(th, j), q, step, x + 4 * j * beside(S));
+    for (int j = 0; j < N; j++) read_late<S>(p, th, task<S>(th, j), q, step, x + 4 * j * loaded(S));
   float out[N][4 * stores(S)];
 #pragma unroll
   for (int j = 0; j < N; j++) {
     Task it = task<S>(th, j);
-    if (it.real) finish<S>(p, th, it, j, by[j], x + 4 * j * beside(S), out[j], q, step);
+    if (it.real) finish<S>(p, th, it, j, by[j], x + 4 * j * loaded(S), out[j], q, step);
   }
   bool leaves = is_sent<S>(p, step);
   if (leaves) {
@@ -144,7 +144,7 @@ template <int S> INLINE void finish_task(const Params& p, const Thread& th, cons
     Task it = task<S>(th, j);
     if (it.real) put_out<S>(p, th, it, out[j], q, step);
   }
-  if (STREAMS > 1) read_ahead<0>(p, th, next, x);   // one stream is a chain: what is sent goes first
+  if (ROW_GROUPS > 1) read_ahead<0>(p, th, next, x);   // one row group is a chain: what is sent goes first
   if (THROUGH_L2 && leaves && th.lane == 0) {
     copies_out_wait();
 #pragma unroll
@@ -153,22 +153,22 @@ template <int S> INLINE void finish_task(const Params& p, const Thread& th, cons
   }
   __syncwarp();
   rearm<S>(th, q, step);
-  if (STREAMS == 1) read_ahead<0>(p, th, next, x);
+  if (ROW_GROUPS == 1) read_ahead<0>(p, th, next, x);
 }
-template <int S> INLINE void finish_stage(const Params& p, const Thread& th, const Visit& v, const Visit& next, float (&x)[BESIDE]) {
+template <int S> INLINE void finish_stage(const Params& p, const Thread& th, const Visit& v, const Visit& next, float (&x)[LOADED]) {
   if constexpr (S < DEPTH) {
     if (S == DEPTH - 1 || v.stage == S) finish_task<S>(p, th, v, next, x);
     else finish_stage<S + 1>(p, th, v, next, x);
   }
 }
-template <int S> INLINE void finish_step(const Params& p, const Thread& th, int step, float (&x)[BESIDE]) {   // of one stream
+template <int S> INLINE void finish_step(const Params& p, const Thread& th, int step, float (&x)[LOADED]) {   // of one row group
   if constexpr (S < DEPTH) {
     Visit now = {0, S, step};
     finish_task<S>(p, th, now, after(now), x);
     finish_step<S + 1>(p, th, step, x);
   }
 }
-// What comes back to the vector before the first step, of stream q: sums that pass no epilogue.
+// What comes back to the vector before the first step, of row group q: sums that pass no epilogue.
 INLINE void finish_initial(const Params& p, const Thread& th, int q) {
   barrier_wait(ready_of(th.base, q), ((int)p.steps * DEPTH) & 1);
 #pragma unroll
@@ -189,11 +189,11 @@ INLINE void finish_initial(const Params& p, const Thread& th, int q) {
 INLINE void finish_all(const Params& p, const Thread& th) {
   Visit now = {th.number / AT_ONCE, 0, 0};
   if (now.q >= GAP) return;
-  float x[BESIDE];
+  float x[LOADED];
   read_ahead<0>(p, th, now, x);
 #pragma unroll 1
   while (now.step < (int)p.steps) {
-    if (STREAMS == 1) {
+    if (ROW_GROUPS == 1) {
       finish_step<0>(p, th, now.step++, x);
     } else {
       Visit next = after(now);
@@ -219,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid
   th.kg = (warp + warp / KGROUPS) % KGROUPS;   // the first groups may have a tile more: not all on one quarter of the SM
   i64 cluster = blockIdx.x / CLUSTER;
   th.member = cluster / p.groups;
-  th.row0 = (int)(cluster % p.groups) * (ROWS * STREAMS);
+  th.row0 = (int)(cluster % p.groups) * (ROWS * ROW_GROUPS);
   th.left = (int)p.batch - th.row0;
   th.number = warp - WARPS;
   th.exchange = (u8*)p.exchange + cluster * exchange_offset(DEPTH);

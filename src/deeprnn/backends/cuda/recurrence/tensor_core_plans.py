@@ -104,7 +104,7 @@ class TensorCorePlan(KernelPlan):
     finishers: int = 4
     """warps that finish tiles"""
     finisher_registers: int = 56
-    kept: tuple[int, ...] = ()
+    in_registers: tuple[int, ...] = ()
     """for each matrix: rounds over the inner dimension whose weights lie in registers"""
     words: int = 0
     """of 4 bytes in global memory that a cluster exchanges through"""
@@ -133,12 +133,12 @@ class TensorCorePlan(KernelPlan):
         order = slice(None, None, -1) if self.backward else slice(None)
         return {
             "CLUSTER": self.cluster, "MGROUPS": self.mgroups, "KGROUPS": self.kgroups, "ROWS": rows,
-            "STREAMS": self.row_groups, "NTILES": up(rows, 8), "FINISHERS": self.finishers,
+            "ROW_GROUPS": self.row_groups, "NTILES": up(rows, 8), "FINISHERS": self.finishers,
             "FINISHER_REGS": self.finisher_registers, "THROUGH_L2": int(self.through_l2),
             "TILE_SCALES": int(self.ranges is None), "BY_FIRST_STATE": int(ranges.by_first_state),
             "BOUNDED": listed(ranges.bounded[order]),
             "SLOPES": ",".join(f"{x:.6g}f" if "." in f"{x:.6g}" else f"{x:.6g}.0f" for x in ranges.slopes[order]),
-            "BF16": int(self.bf16), "MAT_REGS": listed(self.kept),
+            "BF16": int(self.bf16), "MAT_REGS": listed(self.in_registers),
         }  # fmt: skip
 
     def describe(self) -> str:
@@ -244,8 +244,9 @@ def tensor_core_plan(
     cost *= waves(batch, members, rows, cluster, device)
     words = row_groups * sum(vector_tiles) * ntiles * tile_bytes(ranges) // 4 if through_l2 else 0
     return TensorCorePlan(
-        cluster, threads, rows, shared, bf16, cost, mgroups, kgroups, row_groups, through_l2, finishers, own,
-        tuple(resident), words, ranges, depth, schedule.backward,
+        cluster=cluster, threads=threads, rows=rows, shared=shared, bf16=bf16, cost=cost, mgroups=mgroups,
+        kgroups=kgroups, row_groups=row_groups, through_l2=through_l2, finishers=finishers, finisher_registers=own,
+        in_registers=tuple(resident), words=words, ranges=ranges, depth=depth, backward=schedule.backward,
     )  # fmt: skip
 
 

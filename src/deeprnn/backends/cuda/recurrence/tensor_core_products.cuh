@@ -10,7 +10,7 @@ struct Thread {
   u8* exchange;     // the cluster's part of the buffer in global memory
   int row0, left;   // first batch row of this cluster, and how many there are from it on
 };
-// Batch rows of stream q that exist (perhaps none), and those that are sent: at least one, so that a vector
+// Batch rows of row group q that exist (perhaps none), and those that are sent: at least one, so that a vector
 // always has bytes to wait for.
 INLINE int rows_of(const Thread& th, int q) { return min(ROWS, th.left - q * ROWS); }
 INLINE int sent_of(const Thread& th, int q) { return max(rows_of(th, q), 1); }
@@ -43,7 +43,7 @@ template <int S> INLINE float factor(const Thread& th) {
   return x[0];
 }
 // What a warp adds up of a vector must stay within fp16 too: by so many powers of two numbers stay below its end.
-constexpr bool ADDED = STREAMS <= 2;
+constexpr bool ADDED = ROW_GROUPS <= 2;
 CONST int margin() {
   int most = 1, n = 0;
   for (int j = 0; j < MATRICES; j++) most = 2 * rounds(j) > most ? 2 * rounds(j) : most;
@@ -55,7 +55,7 @@ template <int S> INLINE u32 in_scales(const Thread& th, int q, int step, int n) 
   return th.base + SCALES + (((q * DEPTH + S) * 4 + (step & 3)) * COLUMNS + n) * 8;
 }
 INLINE u32 in_mosts(const Thread& th, int s, int q, int step, int n) {
-  return th.base + MOSTS + (((q * DEPTH + s) * 2 + (step & 1)) * COLUMNS + n) * 4;
+  return th.base + LARGEST + (((q * DEPTH + s) * 2 + (step & 1)) * COLUMNS + n) * 4;
 }
 // The scale of batch row n of vector S. Before the first step it depends on what is given.
 template <int S> INLINE float scale_of(const Thread& th, int q, int step, int n) {
@@ -144,13 +144,13 @@ template <int J> INLINE u32 weight_at(const Thread& th, int i, int m, int part) 
 }
 template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u32 (&reg)[NREG]) {
   if constexpr (J < MATRICES) {
-    constexpr int G = gates(stage_of(J)), M = rows(stage_of(J)), KEPT = kept(J), ALL = rounds(J), REG = reg_offset(J);
+    constexpr int G = gates(stage_of(J)), M = rows(stage_of(J)), RESIDENT = in_registers(J), ALL = rounds(J), REG = reg_offset(J);
     u32 part[PARTS][4];
 #pragma unroll
     for (int m = 0; m < M; m++) {
       Walk w = walk<J>(p, th, m / G * MGROUPS + th.mg, m % G);
 #pragma unroll
-      for (int i = 0; i < KEPT; i++) {
+      for (int i = 0; i < RESIDENT; i++) {
         fragment<J>(p, th, w, m % G, part);
 #pragma unroll
         for (int q = 0; q < PARTS; q++)
@@ -158,7 +158,7 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u3
           for (int n = 0; n < 4; n++) reg[REG + ((i * M + m) * PARTS + q) * 4 + n] = part[q][n];
       }
 #pragma unroll 2
-      for (int i = KEPT; i < ALL; i++) {
+      for (int i = RESIDENT; i < ALL; i++) {
         fragment<J>(p, th, w, m % G, part);
 #pragma unroll
         for (int q = 0; q < PARTS; q++)
@@ -173,7 +173,7 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, u3
 template <int J, int S> INLINE void load_weights(const Thread& th, const u32 (&reg)[NREG], int i, int m, u32 (&a)[PARTS][4]) {
 #pragma unroll
   for (int q = 0; q < PARTS; q++) {
-    if (i < kept(J)) {
+    if (i < in_registers(J)) {
 #pragma unroll
       for (int w = 0; w < 4; w++) a[q][w] = reg[fixed<reg_offset(J)> + ((i * rows(S) + m) * PARTS + q) * 4 + w];
     } else {
@@ -247,16 +247,16 @@ INLINE void multiply_rounds(const Thread& th, const u32 (&reg)[NREG], Sums<S>& a
 }
 
 // `seen` becomes something that none of the magnitudes which the lane reads exceeds, where it is wanted: the largest of
-// them, or their sum. That is twice as many instructions, but none that others wait for: better where one stream or two
+// them, or their sum. That is twice as many instructions, but none that others wait for: better where one row group or two
 // are a chain, worse where the multiplying warps are always busy.
 template <int J, bool LOOK, int S>
 INLINE void product(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int q, int step, u32 (&seen)[NTILES]) {
   constexpr int Q = source_of(J), M = rows(S), ALL = rounds(J);
-  u32 vec = vector_of<Q>(th, q, step) + HEAD + th.lane * ENTRY;
-  u32 tail = vec - max(th.lane / 4 - (TAIL - 1), 0) * (4 * ENTRY);   // the same for the last tile
+  u32 vec = vector_of<Q>(th, q, step) + SCALE_BYTES + th.lane * LANE_BYTES;
+  u32 tail = vec - max(th.lane / 4 - (TAIL - 1), 0) * (4 * LANE_BYTES);   // the same for the last tile
   if constexpr (TILE_SCALES) {
     u32 mine = th.kg * NTILES * TILE_BYTES;
-    multiply_rounds<J, S>(th, reg, acc, vec + mine, tail + mine, vec - HEAD - th.lane * ENTRY + th.lane % 4 * 8 + mine);
+    multiply_rounds<J, S>(th, reg, acc, vec + mine, tail + mine, vec - SCALE_BYTES - th.lane * LANE_BYTES + th.lane % 4 * 8 + mine);
     return;
   }
 #pragma unroll
@@ -293,11 +293,11 @@ template <int Q> INLINE u32 barrier_of(u32 base, int q, int step) { return base 
 template <int Q> INLINE void await(const Thread& th, int q, int step) {
   if (step >= 0) barrier_wait(barrier_of<Q>(th.base, q, step), (step >> 1) & 1);
 }
-// The sums of stream q are in their place: every multiplying warp arrives.
-INLINE u32 ready_of(u32 base, int q) { return base + (STREAMS * DEPTH * 2 + q) * 8; }
+// The sums of row group q are in their place: every multiplying warp arrives.
+INLINE u32 ready_of(u32 base, int q) { return base + (ROW_GROUPS * DEPTH * 2 + q) * 8; }
 // Bytes of so many batch rows of tiles, with all eight scales of each, and of a vector that arrive in a step: every block of
 // the cluster serves the same batch rows.
-INLINE u32 bytes_of(int rows) { return rows * (4 * ENTRY) + up(rows, 8) * HEAD; }
+INLINE u32 bytes_of(int rows) { return rows * (4 * LANE_BYTES) + up(rows, 8) * SCALE_BYTES; }
 template <int S> INLINE u32 arriving(const Thread& th, int q) { return vector_tiles(S) * bytes_of(sent_of(th, q)); }
 // By a finisher, when all warps have the vector: long before any block can send the one of two steps on.
 template <int S> INLINE void rearm(const Thread& th, int q, int step) {
@@ -376,13 +376,13 @@ template <int S> INLINE void drop(Sums<S>& acc, u32 resets) {
         for (int i = 0; i < 4; i++)
           acc.d[m][n][k][i] = select((resets >> (2 * n + i % 2)) & 1, 0.0f, acc.d[m][n][k][i]);
 }
-INLINE u32 load_resets(const Params& p, const Thread& th, i64 t) {   // 2 NTILES bits for each stream
+INLINE u32 load_resets(const Params& p, const Thread& th, i64 t) {   // 2 NTILES bits for each row group
   u32 bits = 0;
 #pragma unroll
-  for (int i = 0; i < 2 * NTILES * STREAMS; i++) {
+  for (int i = 0; i < 2 * NTILES * ROW_GROUPS; i++) {
     int q = i / (2 * NTILES), n = i / 2 % NTILES * 8 + th.lane % 4 * 2 + i % 2;
     if (n < rows_of(th, q) && p.reset[th.member * p.reset_member + t * p.batch + th.row0 + q * ROWS + n]) bits |= 1u << i;
   }
   return bits;
 }
-static_assert(2 * NTILES * STREAMS <= 32, "the marks of a lane's columns fill one word");
+static_assert(2 * NTILES * ROW_GROUPS <= 32, "the marks of a lane's columns fill one word");

@@ -13,12 +13,12 @@ template <int S> INLINE void scale_stage(const Params& p, const Thread& th, int 
     constexpr int N = S == DEPTH - 1 ? 0 : S + 1;
     int from = S == 0 ? step - 1 : step, then = S == DEPTH - 1 ? step + 1 : step;
 #pragma unroll 1
-    for (int i = th.number - FINISHERS; i < STREAMS * NTILES; i += SCALERS) {
+    for (int i = th.number - FINISHERS; i < ROW_GROUPS * NTILES; i += SCALERS) {
       int q = i / NTILES, nt = i % NTILES, n = nt * 8 + th.lane % 8;
       constexpr int LATE = S == DEPTH - 1 || S == 0 ? before(S) : -1;   // what is looked at here may be a shortcut's
       bool anew = starts<N>(p, th, q, then, n);
-      Bound own = bound<S>(th, most_beside<S>(p, th, q, step, n), starts<S>(p, th, q, step, n), q, step, n);
-      Bound next = bound<N, LATE>(th, most_beside<N>(p, th, q, then, n), anew, q, then, n);
+      Bound own = bound<S>(th, largest_addend<S>(p, th, q, step, n), starts<S>(p, th, q, step, n), q, step, n);
+      Bound next = bound<N, LATE>(th, largest_addend<N>(p, th, q, then, n), anew, q, then, n);
       float back = inverse(scale_of<before(S)>(th, q, from, n)), own_scale = scale_of<S>(th, q, step, n), scale = own_scale;
       barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
       if (!is_sent<S>(p, step)) continue;
@@ -42,9 +42,9 @@ INLINE void scale_all(const Params& p, const Thread& th) {
 
 // ---- before the first step
 
-// Vectors before the first step, those that it multiplies: what is given, or zeros. A warp has a tile of a stream at a time, as
+// Vectors before the first step, those that it multiplies: what is given, or zeros. A warp has a tile of a row group at a time, as
 // `tensor_core_products.cuh` wants it: a lane four numbers of batch row n. Few instructions for each: they count, before a short sequence.
-template <int S> INLINE int initial_tiles(const Params& p) { return BACKWARD || p.initial_vector[S] ? STREAMS * NTILES * vector_tiles(S) : 0; }
+template <int S> INLINE int initial_tiles(const Params& p) { return BACKWARD || p.initial_vector[S] ? ROW_GROUPS * NTILES * vector_tiles(S) : 0; }
 struct First { int q, n, tile; float y[4]; };
 template <int S> INLINE First first_values(const Params& p, const Thread& th, int i) {
   First f;
@@ -80,7 +80,7 @@ template <int S> INLINE void scan_initial(const Params& p, const Thread& th, int
   }
 }
 INLINE void clear_initial_maxima(const Thread& th) {
-  for (int i = threadIdx.x; i < STREAMS * DEPTH * COLUMNS; i += THREADS)
+  for (int i = threadIdx.x; i < ROW_GROUPS * DEPTH * COLUMNS; i += THREADS)
     store_shared(in_mosts(th, i / COLUMNS % DEPTH, i / COLUMNS / DEPTH, INITIAL_MAXIMA, i % COLUMNS), 0.0f);
 }
 INLINE float initial_maximum(const Thread& th, int s, int q, int n) {
@@ -120,10 +120,10 @@ template <int S> INLINE void set_up_factors(const Params& p, const Thread& th) {
 // The scale of the first vector that is made: what comes before it is known.
 INLINE void set_up_first_scale(const Params& p, const Thread& th) {
 #pragma unroll 1
-  for (int i = threadIdx.x; i < STREAMS * COLUMNS; i += THREADS) {
+  for (int i = threadIdx.x; i < ROW_GROUPS * COLUMNS; i += THREADS) {
     int q = i / COLUMNS, n = i % COLUMNS;
     bool anew = starts<0>(p, th, q, 0, n);
-    Bound b = bound<0>(th, most_beside<0>(p, th, q, 0, n), anew, q, 0, n);
+    Bound b = bound<0>(th, largest_addend<0>(p, th, q, 0, n), anew, q, 0, n);
     float first = most_initial<DEPTH - 1>(th, q, n), of_first = scale_of<DEPTH - 1>(th, q, -1, n);
     float most = b.constant + times(b.growth, first);
     if (within_reach<0>() && !anew && first > 0.0f) most = fmaxf(most, least_after(of_first));
@@ -134,7 +134,7 @@ template <int S> INLINE void set_up(const Params& p, const Thread& th, int warp)
   if constexpr (S < DEPTH) {
     if (warp == S % (THREADS / 32)) set_up_factors<S>(p, th);
 #pragma unroll 1
-    for (int i = threadIdx.x; !TILE_SCALES && i < STREAMS * COLUMNS; i += THREADS) {
+    for (int i = threadIdx.x; !TILE_SCALES && i < ROW_GROUPS * COLUMNS; i += THREADS) {
       float most = most_initial<S>(th, i / COLUMNS, i % COLUMNS);
       set_scale<S>(th, i / COLUMNS, -1, i % COLUMNS, 1.0f, scale_by(most));
       store_shared(in_mosts(th, S, i / COLUMNS, -1, i % COLUMNS), most);
@@ -146,13 +146,13 @@ template <int S> INLINE void set_up(const Params& p, const Thread& th, int warp)
       float scale = TILE_SCALES ? scale_of_tile<1, 2>(f.y) : scale_by(most_initial<S>(th, f.q, f.n));
       u32 to = vector_of<S>(th, f.q, -1) + f.tile * TILE_BYTES;
       tile_words(f.y, scale, w);
-      store_words(to + HEAD + th.lane * ENTRY, w[0], w[1], w[2], w[3]);
+      store_words(to + SCALE_BYTES + th.lane * LANE_BYTES, w[0], w[1], w[2], w[3]);
       if (TILE_SCALES && th.lane % 4 == 0) store_shared(to + th.lane / 4 * 4, inverse(scale));
     }
     if (threadIdx.x == 0) {
       if (S == 0)
-        for (int q = 0; q < STREAMS; q++) barrier_init(ready_of(th.base, q), WARPS);
-      for (int i = 0; i < 2 * STREAMS; i++) {
+        for (int q = 0; q < ROW_GROUPS; q++) barrier_init(ready_of(th.base, q), WARPS);
+      for (int i = 0; i < 2 * ROW_GROUPS; i++) {
         u32 bar = barrier_of<S>(th.base, i / 2, i % 2);
         barrier_init(bar, 1 + AT_ONCE + (SCALED ? NTILES : 0));
         barrier_expect(bar, arriving<S>(th, i / 2));

@@ -25,7 +25,7 @@ template <int S> INLINE Task task(const Thread& th, int j) {
 INLINE constexpr int within(int i) { return i % 2 + i / 2 * 8; }   // element i of a lane, from its first
 template <int S> INLINE bool inside(int e) { return size(S) % 16 == 0 || e < size(S); }
 
-// What the epilogue of the lane's four units wants beside their sums: x[4][beside(S)], memory first, then local values;
+// What the epilogue of the lane's four units wants beside their sums: x[4][loaded(S)], memory first, then local values;
 // the next step's is asked into L2. The
 // base of addresses is one for the warp and the lane's own part fits 32 bits: address arithmetic of 64 bits in each lane
 // took longer than the products.
@@ -41,7 +41,7 @@ template <int S> INLINE void read_carried(const Params& p, const Place& w, int n
 template <int S> INLINE void read(const Params& p, const Thread& th, const Task& it, int q, int step, float* x) {
   int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th), rows = rows_of(th, q);
 #pragma unroll
-  for (int k = 0; k < 4 * beside(S); k++) x[k] = 0.0f;
+  for (int k = 0; k < 4 * loaded(S); k++) x[k] = 0.0f;
   if (!it.real || rows <= 0) return;   // the same for the whole warp
   // A lane beyond the batch or the units reads what another one reads, and nobody reads what it makes of it: a branch
   // around its loads would part the warp, and choosing zero instead would wait for them here, a visit too early.
@@ -49,21 +49,21 @@ template <int S> INLINE void read(const Params& p, const Thread& th, const Task&
   Place w = place_at(p, th, q, step), next = place_at(p, th, q, step + more);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    float* to = x + i * beside(S);
+    float* to = x + i * loaded(S);
     int unit = inside<S>(e + within(i)) ? e + within(i) : size(S) - 1;
     epilogue_load<S>(p, w, near, unit, to);
     if (i % 2 == 0) epilogue_touch<S>(p, next, near, unit);
-    if (OWN_STREAMS) read_carried<S>(p, w, near, unit, to);
+    if (OWN_ROW_GROUPS) read_carried<S>(p, w, near, unit, to);
   }
 }
-// The same for what the units carry alone, where it could not be read before the sums were there: see OWN_STREAMS.
+// The same for what the units carry alone, where it could not be read before the sums were there: see OWN_ROW_GROUPS.
 template <int S> INLINE void read_late(const Params& p, const Thread& th, const Task& it, int q, int step, float* x) {
   int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th), rows = rows_of(th, q);
   if (!it.real || rows <= 0) return;
   Place w = place_at(p, th, q, step);
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    read_carried<S>(p, w, min(n, rows - 1), inside<S>(e + within(i)) ? e + within(i) : size(S) - 1, x + i * beside(S));
+    read_carried<S>(p, w, min(n, rows - 1), inside<S>(e + within(i)) ? e + within(i) : size(S) - 1, x + i * loaded(S));
 }
 // Leave the warp's sums in shared memory for the finishers.
 template <int S> INLINE void leave_sums(const Thread& th, const Sums<S>& acc, int q) {
@@ -108,7 +108,7 @@ template <int S> INLINE void total(const Thread& th, const Task& it, int q, int 
 // goes to L2 and from there by one copy to the whole cluster: that takes two trips, but a block's tiles leave it
 // once and not once for each other block.
 template <int S> INLINE void send_tile(const Thread& th, const Task& it, int share, int tile, const u32 (&words)[4], int q, int step) {
-  u32 at = vector_of<S>(th, q, step) + (tile * NTILES + it.nt) * TILE_BYTES + (column_of(th) * 4 + th.lane / 8) * ENTRY;
+  u32 at = vector_of<S>(th, q, step) + (tile * NTILES + it.nt) * TILE_BYTES + (column_of(th) * 4 + th.lane / 8) * LANE_BYTES;
   u32 bar = barrier_of<S>(th.base, q, step);
   int each = up(CLUSTER, share);
 #pragma unroll
@@ -135,7 +135,7 @@ template <int S> INLINE bool is_sent(const Params& p, int step) {
   return S < DEPTH - 1 || step < (int)p.steps - 1 || (BACKWARD && p.initial_sum[0]);
 }
 // The largest number that is added to the sums of row n in stage S.
-template <int S> INLINE float most_beside(const Params& p, const Thread& th, int q, int step, int n) {
+template <int S> INLINE float largest_addend(const Params& p, const Thread& th, int q, int step, int n) {
   if constexpr (bounded(S) || !scanned(S)) return 0.0f;
   if (n >= rows_of(th, q) || step >= (int)p.steps) return 0.0f;
   const float* first = p.most_input + ((th.member * p.steps + time_of(p, step)) * p.batch + th.row0 + q * ROWS) * DEPTH;
@@ -148,7 +148,7 @@ template <int S> INLINE bool starts(const Params& p, const Thread& th, int q, in
   if (n >= rows_of(th, q) || (BACKWARD ? step == 0 && !p.after : step >= (int)p.steps)) return false;
   return p.reset[th.member * p.reset_member + t * p.batch + th.row0 + q * ROWS + n];
 }
-// The largest number of batch row lane % 8 of tile nt of the vector that a stream is at, scaled: by four lanes together.
+// The largest number of batch row lane % 8 of tile nt of the vector that a row group is at, scaled: by four lanes together.
 INLINE float seen_of(const Thread& th, int q, int nt) {
   u32 at = th.base + SEEN + (q * NTILES + nt) * KGROUPS * 128 + th.lane % 8 * 16, most = 0;
 #pragma unroll
@@ -169,12 +169,12 @@ INLINE float seen_of(const Thread& th, int q, int nt) {
 // No number of row n of vector S exceeds constant + growth times the largest of the vector before it + late times that of
 // vector LATE, which is among its shortcuts' and not yet known. `anew`: a sequence starts, see `starts`.
 struct Bound { float constant, growth, late; };
-template <int S, int LATE = -1, int J = 0> INLINE Bound bound(const Thread& th, float beside, bool anew, int q, int step, int n) {
+template <int S, int LATE = -1, int J = 0> INLINE Bound bound(const Thread& th, float addend, bool anew, int q, int step, int n) {
   if constexpr (bounded(S)) return {1.0f, 0.0f, 0.0f};
   if constexpr (J == MATRICES) {
-    return {beside, 0.0f, 0.0f};
+    return {addend, 0.0f, 0.0f};
   } else {
-    Bound b = bound<S, LATE, J + 1>(th, beside, anew, q, step, n);
+    Bound b = bound<S, LATE, J + 1>(th, addend, anew, q, step, n);
     if (stage_of(J) == S && !(anew && (S == 0 || is_early(J, S)))) {
       float g[1], most[1];
       load_shared<1>(g, th.base + FACTORS + 4 * (DEPTH + J));
@@ -251,8 +251,8 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
 #pragma unroll
     for (int g = 0; g < G; g++) sum[g] = v[g][i];
 #pragma unroll
-    for (int k = 0; k < SLOTS; k++) local[k] = x[i * beside(S) + loads(S) + k];
-    epilogue<S>(sum, x + i * beside(S), fresh, local, sends, out + i * stores(S));
+    for (int k = 0; k < SLOTS; k++) local[k] = x[i * loaded(S) + loads(S) + k];
+    epilogue<S>(sum, x + i * loaded(S), fresh, local, sends, out + i * stores(S));
     bool here = inside<S>(e + within(i));
 #pragma unroll
     for (int k = 0; k < K; k++) y[k][i] = here ? sends[k] : 0.0f;
@@ -270,7 +270,7 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
     u32 at = leaving<S>(th, j * K + k);
     if (TILE_SCALES && th.lane / 8 == 0) store_shared(at + column_of(th) * 4, inverse(own));   // also where no row is
     if (!leaves) continue;
-    if (THROUGH_L2) store_words(at + HEAD + (column_of(th) * 4 + th.lane / 8) * ENTRY, words[0], words[1], words[2], words[3]);
+    if (THROUGH_L2) store_words(at + SCALE_BYTES + (column_of(th) * 4 + th.lane / 8) * LANE_BYTES, words[0], words[1], words[2], words[3]);
     else send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, q, step);
   }
 }

@@ -155,8 +155,9 @@ def whole_card_shape(
     cost = passes * _cycles(schedule, bf16, team * used, mine, tile_m, tile_n, rows, threads, warps)
     words = sum(8 * rows * up(n, 4) for n in schedule.lengths)
     return WholeCardPlan(
-        1, threads, rows, shared, bf16, cost, team, used, passes, mgroups, ngroups, kgroups, words,
-        tuple(starts[h] for h in homes), tuple(strides),
+        cluster=1, threads=threads, rows=rows, shared=shared, bf16=bf16, cost=cost, team=team, teams=used,
+        passes=passes, mgroups=mgroups, ngroups=ngroups, kgroups=kgroups, words=words,
+        places=tuple(starts[h] for h in homes), strides=tuple(strides),
     )  # fmt: skip
 
 
@@ -172,12 +173,12 @@ def shared_places(schedule: Schedule) -> tuple[int, ...]:
     def needed(q: int) -> int:  # stages that pass until the last products with q
         return max((m.stage - q - 1) % depth for m in schedule.matrices if m.source == q)
 
-    def apart(p: int, q: int) -> bool:
+    def conflict(p: int, q: int) -> bool:
         return (p - q) % depth < needed(q) or (q - p) % depth < needed(p)
 
     homes: list[int] = []
     for q in range(depth):
-        taken = {homes[p] for p in range(q) if apart(p, q)}
+        taken = {homes[p] for p in range(q) if conflict(p, q)}
         homes.append(next(h for h in range(depth) if h not in taken))
     return tuple(homes)
 

@@ -127,30 +127,31 @@ def whole_card_tensor_core_shape(
     room = (device.shared_limit if limit is None else limit) - up(fixed, 128) * 128
     sizes = [inner[m.source] * columns[m.stage] * 512 for m in schedule.matrices]
     chunk, buffer = _buffer(tiles, 0, over_inner)
-    resident = _kept(sizes, room - FEWEST_BUFFERS * buffer)
+    resident = _fitting(sizes, room - FEWEST_BUFFERS * buffer)
     if not all(resident):  # buffers hold weights too
         chunk, buffer = _buffer(tiles, max(columns), over_inner)
-        resident = _kept(sizes, room - FEWEST_BUFFERS * buffer)
-        copied = [m.stage for m, kept in zip(schedule.matrices, resident, strict=True) if not kept]
+        resident = _fitting(sizes, room - FEWEST_BUFFERS * buffer)
+        copied = [m.stage for m, stays in zip(schedule.matrices, resident, strict=True) if not stays]
         buffer = chunk * (tiles * TILE_BYTES + max((columns[s] for s in copied), default=0) * 512)
-    free = room - sum(n for n, kept in zip(sizes, resident, strict=True) if kept)
+    free = room - sum(n for n, stays in zip(sizes, resident, strict=True) if stays)
     if free < FEWEST_BUFFERS * buffer:
         return None
     if members > 1 and not all(resident):
         return None  # weights outside of shared memory have one place
     buffers = min(MOST_BUFFERS, free // buffer)
     shared = up(fixed + buffers * buffer, 128) * 128 + sum(
-        n for n, kept in zip(sizes, resident, strict=True) if kept
+        n for n, stays in zip(sizes, resident, strict=True) if stays
     )
     items = up(batch, rows) * members
     teams = min(device.processors // team, items)
     passes = up(items, teams)
     cost = passes * _cycles(schedule, rows, teams * team, own, columns, inner, sizes, resident)
     vectors = 128 + sum(2 * n * tiles * TILE_BYTES for n in inner)
-    spilled = sum(n * team for n, kept in zip(sizes, resident, strict=True) if not kept)
+    spilled = sum(n * team for n, stays in zip(sizes, resident, strict=True) if not stays)
     return WholeCardTensorCorePlan(
-        1, 32 * (WARPS + 1), rows, shared, False, cost, team, teams, passes, max(own), chunk, buffers, tuple(resident),
-        vectors // 4, spilled // 4,
+        cluster=1, threads=32 * (WARPS + 1), rows=rows, shared=shared, bf16=False, cost=cost, team=team, teams=teams,
+        passes=passes, groups=max(own), chunk=chunk, buffers=buffers, resident=tuple(resident), words=vectors // 4,
+        spilled_words=spilled // 4,
     )  # fmt: skip
 
 
@@ -161,7 +162,7 @@ def _buffer(tiles: int, columns: int, over_inner: int) -> tuple[int, int]:
     return times * over_inner, times * each
 
 
-def _kept(sizes: list[int], room: int) -> list[bool]:
+def _fitting(sizes: list[int], room: int) -> list[bool]:
     """Which matrices fit, the first ones first."""
     fits = []
     for size in sizes:

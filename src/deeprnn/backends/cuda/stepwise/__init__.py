@@ -16,15 +16,18 @@ from torch import Tensor
 
 from deeprnn.backends import plain
 from deeprnn.backends.cuda import nvrtc
+from deeprnn.backends.cuda.cell_header import header
 from deeprnn.backends.cuda.device import Device, device_of, index_of, nvidia
 from deeprnn.backends.cuda.driver import Kernel
-from deeprnn.backends.cuda.epilogue import Code, Options, code, header
+from deeprnn.backends.cuda.epilogue import Code, Options, code
 from deeprnn.backends.cuda.recurrence.launch import sent_states
 from deeprnn.backends.cuda.recurrence.parameters import Arguments, parameter_block
 from deeprnn.backends.cuda.recurrence.run import (
     dense,
+    first_locals,
     inlined_outputs,
     moved_to_states,
+    rounded,
     sent_vectors,
     state_gradient,
     with_first,
@@ -76,13 +79,10 @@ class Stepwise:
         stored = [inputs.A.new_empty((*lead, n)) for n in plain.stored_sizes(cell, keep)]
         if stored[0].numel() == 0:
             return stored
-        inputs = _rounded(dense(inputs), case)
+        inputs = rounded(dense(inputs), case)
         own = code(schedule(cell, False, strict=False), Options(inputs.reset is not None, keep))
         arguments = Arguments(inputs, stored)
-        arguments.locals = [
-            stored[0].new_empty(*lead[:-2], lead[-1], n) if i is None else inputs.states[i].clone()
-            for i, n in zip(own.initial, own.slots, strict=True)
-        ]
+        arguments.locals = first_locals(own, inputs, stored[0])
         loop = Loop(own, arguments, stored[0])
         for stage, vector in sent_vectors(cell, inputs, False, strict=False).items():
             first = vector if inputs.reset is None else _cleared(vector, inputs.reset)
@@ -99,7 +99,7 @@ class Stepwise:
         delta = like.new_empty(*like.shape[:-1], adjoint(cell).width)
         if delta.numel() == 0:
             return Gradients(delta, [torch.zeros_like(x) for x in inputs.states])
-        inputs = _rounded(dense(inputs), case)
+        inputs = rounded(dense(inputs), case)
         gradients, first = moved_to_states(cell, gradients, stored, inputs)
         own_gradients = [None if g is None else g.contiguous() for g in gradients]
         options = Options(inputs.reset is not None, gradients=tuple(g is not None for g in own_gradients))
@@ -123,12 +123,6 @@ class Stepwise:
 def _cleared(x: Tensor, reset: Tensor) -> Tensor:
     """Zero in rows that a mark resets before the first step."""
     return x.masked_fill(reset.select(-2, 0).unsqueeze(-1), 0)
-
-
-def _rounded(inputs: Inputs, case: Case) -> Inputs:
-    if case.precision != "bf16":
-        return inputs
-    return inputs._replace(matrices=[m.bfloat16().float() for m in inputs.matrices])
 
 
 @dataclass
