@@ -4,9 +4,10 @@ Rows go to FILE as soon as they are known. Called again with the same file it go
 measurement may be made in pieces; what the file has of this commit and machine is not measured twice. Every peer of a
 shape is compared with float64 before it is timed, then all take turns; medians and minima are kept, µs a call.
 
-    cells     RNN, DT(S), GRU, LSTM and a user's step beside torch.nn, the eager loop and JAX, over widths and batches
+    goals     RNN, DT(S), GRU, LSTM and a user's step beside torch.nn, the eager loop and JAX, where a goal is set
     single    one step, as streams call a layer, and `.step`
-    growth    DT(S) against width, batch, length and depth
+    growth    DT(S) against width, batch, length and depth, with the memory of a training call
+    cells     as goals, over all widths and batches
     compiled  the step by torch.compile (takes long and a C++ compiler; only if asked for)
 
 All cores that torch may use, or one: `taskset -c 0 python benchmarks/cpu_layers.py FILE --threads 1`. Close other
@@ -29,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from benchmarks.cell_peers import (  # noqa: E402
     LONGEST_TRUTH,
@@ -46,6 +48,7 @@ from deeprnn.bench.peers import Peer, Results, Work, backward  # noqa: E402
 
 SAMPLE = 0.02
 """seconds that a sample takes at least: short calls are repeated"""
+CALLS_BEFORE_CHECK = 2
 ROUNDS, SECONDS_OF_ROUNDS = (3, 9), 6.0
 LONGEST_LOOP = 10_000
 """steps of an eager loop; beyond, its graph of one node an operation fills the memory"""
@@ -80,15 +83,27 @@ class CpuBench:
         another = another_function(self.shape, name)
 
         def truth() -> Results:
-            return self.truth(another, name if another else OURS)
+            h, slopes = self.truth(another, name if another else OURS)
+            return torch.stack([h, h]), slopes
 
         def results() -> Results:
+            """Of what is timed: later calls of a shape may go another way than the first, and so without gradients."""
+            for _ in range(CALLS_BEFORE_CHECK):
+                short.forward()
+                short.gradients()
             h, *slopes = short.gradients()
-            return h, slopes
+            return torch.stack([h, torch.from_numpy(np.asarray(short.forward()).copy())]), slopes
 
         if isinstance(calls, JaxCalls):
             return Peer(
-                name, lambda: results()[0], [], truth, calls.forward, calls.train, results, by_host=True
+                name,
+                lambda: short.gradients()[0],
+                [],
+                truth,
+                calls.forward,
+                calls.train,
+                results,
+                by_host=True,
             )
         return Peer(name, calls.run, calls.parameters, truth, results=results)
 
@@ -148,6 +163,7 @@ def still_wanted(path: Path, groups: Iterable[str], here: Row) -> list[tuple[Sha
         shapes, peers = CPU_GROUPS[name]
         for shape in shapes():
             missing = [peer for peer in peers_of(shape, peers) if (shape, peer) not in have]
+            have |= {(shape, peer) for peer in missing}  # a shape of two groups is measured in the first
             if missing:  # ours too: peers of a row are measured in turns with it
                 found.append((shape, missing if OURS in missing or OURS not in peers else [OURS, *missing]))
     return found

@@ -145,28 +145,28 @@ def gpu_figure(gpu: Results) -> bytes:
 
 
 def cpu_figure(cpu: Results) -> bytes | None:
-    """Time along what was measured; nothing where no curve has two points."""
+    """Time along what was measured, and memory along batch and length; nothing where no curve has two points."""
 
     def time(shape: Shape, peer: str) -> float | None:
         return cpu.microseconds(shape, peer, PYTHON)
 
-    curves = [curve for curve in CPU_GROWTH if len(points(curve, OURS, time)) > 1]
-    if not curves:
+    def memory(shape: Shape, peer: str) -> float | None:
+        return cpu.layers.get((shape, peer), {}).get("peak_mb")
+
+    by_time = [("Time", curve, time, "µs a step, forward + backward") for curve in CPU_GROWTH]
+    by_memory = [
+        ("Memory", c, memory, "MB of a training call") for c in CPU_GROWTH if c.field in ("batch", "steps")
+    ]
+    panels = [p for p in (*by_time, *by_memory) if len(points(p[1], OURS, p[2])) > 1]
+    if not panels:
         return None
-    wide = min(2, len(curves))
-    figure = style.new_figure(5.4 * wide, 4.2 * -(-len(curves) // wide))
-    for axes, curve in zip(
-        figure.subplots(-(-len(curves) // wide), wide, squeeze=False).flat, curves, strict=False
-    ):
-        panel(
-            axes,
-            f"Time: {NAMES[curve.field]}",
-            curve,
-            time,
-            "µs a step, forward + backward",
-            lambda shape: "",
-        )
-    for axes in figure.axes[len(curves) :]:
+    wide = min(3 if len(panels) > 4 else 2, len(panels))
+    high = -(-len(panels) // wide)
+    figure = style.new_figure((4.4 if wide > 2 else 5.4) * wide, 4.2 * high)
+    places = figure.subplots(high, wide, squeeze=False).flat
+    for axes, (what, curve, value, label) in zip(places, panels, strict=False):
+        panel(axes, f"{what}: {NAMES[curve.field]}", curve, value, label, lambda shape: "")
+    for axes in figure.axes[len(panels) :]:
         axes.set_axis_off()
     legends(figure, "Training on a CPU, fp32: lower is better", {TORCH: "nn.RNN, as many layers"})
     return style.png_bytes(figure)

@@ -161,6 +161,11 @@ def cells() -> Iterator[Shape]:
         yield _on_cpu(kind, H, B, _length(H, B))
 
 
+def goals() -> Iterator[Shape]:
+    """Those at which a goal is set."""
+    yield from (shape for shape in cells() if shape.hidden in CPU_GOALS)
+
+
 def single() -> Iterator[Shape]:
     """One step, as streams call a layer."""
     for H, B, kind in itertools.product(CPU_GOALS, CPU_BATCHES, CPU_KINDS):
@@ -188,9 +193,10 @@ def compiled() -> Iterator[Shape]:
 
 
 CPU_GROUPS: dict[str, tuple[Callable[[], Iterator[Shape]], tuple[str, ...]]] = {
-    "cells": (cells, (OURS, TORCH, LOOP, JAX)),
+    "goals": (goals, (OURS, TORCH, LOOP, JAX)),
     "single": (single, (OURS, STEP, TORCH)),
     "growth": (cpu_growth, (OURS, TORCH, LOOP)),
+    "cells": (cells, (OURS, TORCH, LOOP, JAX)),
     "compiled": (compiled, (COMPILED,)),
 }
-"""shapes, and who computes them"""
+"""shapes, and who computes them; the most wanted first"""

@@ -158,10 +158,11 @@ def cpu_goal_list(cpu: Results) -> list[str]:
         how = "python_forward"
         one = counted(((s, us(s, TORCH, how), us(s, peer, how)) for s in single()), most=1.2)
         found.append(f"One step by {label} at most 1.2 times torch.nn's, without gradients: {one}.")
-    gates = [s for s in cells() if s.kind in ("gru", "lstm") and s.hidden == 400]
-    ahead = counted(((s, us(s, TORCH), us(s, OURS)) for s in gates), most=1)
+    theirs = [s for s in cells() if s.in_torch]
+    for how, label in ((PYTHON, "training"), ("python_forward", "without gradients")):
+        ahead = counted(((s, us(s, TORCH, how), us(s, OURS, how)) for s in theirs), most=1)
+        found.append(f"RNN, GRU and LSTM not slower than torch.nn's, {label}: {ahead}.")
     own = [s for s in cells() if s.kind == "paced" and s.batch == 1]
     fast = counted(((s, us(s, OURS), us(s, LOOP)) for s in own), least=4)
-    found.append(f"GRU and LSTM of 400 units not slower than torch.nn's, training: {ahead}.")
     found.append(f"A user's own step at B = 1 at least 4 times the eager loop's speed, training: {fast}.")
     return found

@@ -33,6 +33,7 @@ from benchmarks.shapes import (  # noqa: E402
     Curve,
     Shape,
     cells,
+    cpu_growth,
     fair,
     single,
 )
@@ -129,11 +130,10 @@ def growth_tables(found: Results, curves: Sequence[Curve], how: str, kernels: bo
                 missing.append(f"{getattr(s, curve.field):,}")
                 continue
             line = _beside(found, s, f"{getattr(s, curve.field):,}", how, (TORCH, LOOP))
-            if kernels:
-                line += [_megabytes(found, s, peer) for peer in (OURS, TORCH, LOOP)] + [kernels_of(found, s)]
-            lines.append(line)
-        head = [AXES[curve.field], "ours", "torch.nn", "eager loop"]
-        head += ["MB: ours", "torch.nn", "eager loop", "kernel, or forward / backward"] if kernels else []
+            line += [_megabytes(found, s, peer) for peer in (OURS, TORCH, LOOP)]
+            lines.append(line + ([kernels_of(found, s)] if kernels else []))
+        head = [AXES[curve.field], "ours", "torch.nn", "eager loop", "MB: ours", "torch.nn", "eager loop"]
+        head += ["kernel, or forward / backward"] if kernels else []
         without = f"\n\nNot measured yet: {AXES[curve.field]} {', '.join(missing)}." if missing else ""
         parts.append(f"**{title_of(curve)}**\n\n{table(head, lines)}{without}")
     return "\n\n".join(parts)
@@ -150,6 +150,8 @@ def memory(found: Results, shapes: Iterable[Shape]) -> str:
         for s in dict.fromkeys(shapes)
     ]
     ratios = sorted(ours / loop for ours, loop in both if ours and loop)
+    if not ratios:
+        return "Not measured yet."
     above = sum(ratio > 1 for ratio in ratios)
     return (
         f"Of {len(ratios)} shapes ours takes more than the eager loop at {above}: {ratios[len(ratios) // 2]:.1f} times "
@@ -290,6 +292,7 @@ def sections(bench: Path = BENCH) -> dict[str, dict[str, str]]:
         "cpu-goals": cpu_goals(cpu),
         "cpu-cells": folded("Every cell, width and batch", cpu_cells(cpu)),
         "cpu-single": folded("One step a call, µs", cpu_single(cpu)),
+        "cpu-memory": memory(cpu, cpu_growth()),
         "cpu-growth": folded("The figures of the picture", growth_tables(cpu, CPU_GROWTH, PYTHON, kernels=False)),
         "cpu-failures": failures(cpu, [group for group, _ in CPU_GROUPS.values()]),
     }  # fmt: skip

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ pytest.importorskip("llvmlite")
 import deeprnn
 from deeprnn.backends import direct
 from deeprnn.backends.cpu.jit import layer as layer_module
-from deeprnn.backends.cpu.jit import machine, sharing
+from deeprnn.backends.cpu.jit import machine, run, sharing
 from deeprnn.backends.cpu.jit.lowering import InputEntry
 from deeprnn.backends.cpu.jit.weight_sums import WeightSums, serves
 from deeprnn.backends.wiring import Piece, Wiring
@@ -139,6 +140,19 @@ def test_marked_rows_begin_anew(name, entering):
     assert_close(found, expected)
 
 
+@pytest.mark.parametrize("B", [3, 40])
+def test_first_states_left_out_are_zeros_in_every_row(B, monkeypatch):
+    numbers = np.full(2**16, np.nan, dtype=np.float32)  # 300 numbers of zeros, as a row needs, then garbage
+    numbers[:300] = 0.0
+    kept = (1200, numbers.ctypes.data, numbers.view(np.uint8))
+    monkeypatch.setattr(run, "_ZEROS", [kept])
+    layer, x = deeprnn.LSTM(5, 30), torch.randn(4, B, 5)
+    zeros = torch.zeros(1, B, 30)
+    expected = results(layer, x, (zeros, zeros))
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(results(layer, x), expected, strict=True))
+
+
 def test_first_states_and_missing_gradients():
     layer: Any = LAYERS["gru"]()
     x, h = torch.randn(7, 3, 5), torch.randn(1, 3, 18, requires_grad=True)
@@ -190,7 +204,7 @@ def test_several_threads_may_call_at_once(threads, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("H", "I", "T", "B"), [(1, 1, 2, 1), (8, 16, 3, 4), (50, 33, 5, 70), (17, 100, 300, 1)]
+    ("H", "I", "T", "B"), [(1, 1, 2, 1), (8, 16, 3, 4), (50, 33, 5, 70), (17, 100, 300, 1), (300, 9, 5, 70)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sums_over_all_rows(H, I, T, B, dtype):

@@ -171,7 +171,7 @@ def test_emulated_sums_over_rows(columns, right, reset, emulated, monkeypatch):
 def test_emulated_sums_are_added_to_those_of_another_chunk(emulated):
     h, d, h0 = torch.rand(1, 20, 9, 20), torch.randn(1, 20, 9, 70), torch.randn(1, 9, 20)
     wanted = [SumBlock(0, 20, 0, 70)]
-    later = OuterProducts([Left(h[:, 8:], h[:, 7])], 70, None, wanted, free=3)
+    later = OuterProducts([Left(h[:, 8:], h[:, 7])], 70, None, wanted, free_processors=3)
     earlier = OuterProducts([Left(h[:, :8], h0)], 70, None, wanted, onto=later)
     for sums in (later, earlier):
         sums.split_left()

@@ -11,8 +11,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from deeprnn.backends import cpu, single_step
-from deeprnn.backends.cpu.jit import run
+from deeprnn.backends import cpu
 from deeprnn.bench.cells import Paced
 from deeprnn.model.drop_in import GRU, LSTM
 from deeprnn.model.layers import DeepRNN
@@ -94,9 +93,10 @@ def test_a_stream_of_single_calls_is_the_whole_sequence(make):
     close((torch.cat(outputs), state), layer(x), 1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 20])
 @FEW
-def test_no_kernel_is_called_and_no_weight_packed_for_one_step(make, monkeypatch):
-    layer, x = make(), torch.randn(1, B, I)
+def test_no_kernel_is_called_and_no_weight_packed_for_one_step(make, rows, monkeypatch):
+    layer, x = make(), torch.randn(1, rows, I)
 
     def refuse(*arguments):
         raise AssertionError("a kernel was called")
@@ -107,23 +107,6 @@ def test_no_kernel_is_called_and_no_weight_packed_for_one_step(make, monkeypatch
     layer.step(x[0])
     with pytest.raises(AssertionError, match="kernel"):
         layer(torch.randn(2, B, I))
-
-
-@FEW
-def test_many_rows_of_a_large_cell_go_to_machine_code_which_reads_weights_as_they_lie(make, monkeypatch):
-    pytest.importorskip("llvmlite")
-    monkeypatch.setattr(single_step, "PACKED_WEIGHTS", 10)
-    layer, x, sharings = make(), torch.randn(1, B + 2, I), []
-    planned = run.Program._planned
-    monkeypatch.setattr(
-        run.Program,
-        "_planned",
-        lambda self, sharing, *rest: sharings.append(sharing) or planned(self, sharing, *rest),
-    )
-    run.forward_program.cache_clear()
-    with torch.no_grad():
-        close(layer(x), by_reference(layer, x))
-    assert [sharing.unpacked for sharing in sharings] == [True]
 
 
 def test_one_step_of_a_users_cell_is_a_call_of_it(monkeypatch):

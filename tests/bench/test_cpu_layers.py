@@ -48,6 +48,15 @@ def test_it_goes_on_where_it_stopped_and_measures_nothing_twice(run, tmp_path):
     assert found.microseconds(Shape("rnn", 6, 1, 2, 3), OURS) == rows[0]["python_train_us"] / 2
 
 
+def test_goals_come_first_and_a_shape_of_two_groups_once(tmp_path):
+    wanted = cpu_layers.still_wanted(tmp_path / "none", CPU_GROUPS, {})
+    pairs = [(shape, peer) for shape, peers in wanted for peer in peers if peer != OURS]
+    assert len(pairs) == len(set(pairs))
+    goals = list(CPU_GROUPS["goals"][0]())
+    assert [shape for shape, _ in wanted][: len(goals)] == goals
+    assert {shape for shape, _ in wanted} == {s for shapes, _ in CPU_GROUPS.values() for s in shapes()}
+
+
 def test_rows_of_another_commit_are_measured_anew(run, tmp_path):
     run("--only", "single")
     text = (tmp_path / "cpu.jsonl").read_text().replace('"commit": "', '"commit": "other')
@@ -67,11 +76,26 @@ def test_a_layer_that_is_off_is_not_timed(run, monkeypatch):
     assert theirs["python_train_us"] > 0
 
 
+def test_what_is_wrong_in_later_calls_alone_is_not_timed(run, monkeypatch):
+    pytest.importorskip("llvmlite")
+    from deeprnn.backends.cpu.jit.direct import DirectCall
+
+    right = DirectCall.forward
+
+    def wrong(*given):
+        y, *rest = right(*given)
+        return [y * 1.001, *rest]
+
+    monkeypatch.setattr(DirectCall, "forward", wrong)
+    ours = next(row for row in run("--only", "small") if row.get("peer") == OURS)
+    assert "off by" in ours["failed"]
+
+
 def test_a_long_sequence_is_compared_over_its_beginning():
     bench = cpu_layers.CpuBench(Shape("rnn", 4, 1, 3000, 2), sample=0.0)
     peer = bench.peer(OURS)
     assert peer.results is not None
-    assert len(peer.results()[0]) == len(peer.truth()[0]) == 1000
+    assert peer.results()[0].shape == peer.truth()[0].shape == (2, 1000, 1, 4)
     assert len(peer.run()) == 3000
 
 

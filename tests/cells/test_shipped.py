@@ -92,10 +92,35 @@ def test_an_absurd_option_of_a_cell_is_one_sentence(name, option, told):
         lookup.on_meta(name, I, H, [option])
 
 
-def test_a_step_too_long_to_be_read_is_unrolled_by_the_plain_loop():
-    layer, x = Recurrent(lookup.build("rhn", I, H, ["depth=200"])), torch.randn(2, B, I)
-    y, _ = layer(x)
-    assert "more matrix products follow each other in a step than can be read" in layer.explain()
+class ManyAdditions(Cell):
+    def __init__(self):
+        super().__init__()
+        self.U = torch.nn.Linear(I, H)
+
+    def step(self, x, h):
+        y = self.U(x) + h
+        for _ in range(3000):
+            y = torch.tanh(y)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        (lambda: lookup.build("rhn", I, H, ["depth=101"]), "more than 100 matrix products follow each other in a step"),
+        (ManyAdditions, "more operations follow each other in a step than can be read"),
+    ],
+)
+@pytest.mark.parametrize("limit", [1000, 20_000])
+def test_a_step_too_long_to_be_read_is_unrolled_by_the_plain_loop(cell, told, limit, monkeypatch):
+    layer, x = Recurrent(cell()), torch.randn(2, B, I)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    try:
+        y, _ = layer(x)
+    finally:
+        sys.setrecursionlimit(before)
+    assert told in layer.explain()
     torch.testing.assert_close(y[1], layer.step(x[1], layer.step(x[0])[1])[0])
 
 

@@ -10,20 +10,14 @@ from torch import Tensor
 
 from deeprnn.backends.transformations import plain_tensors
 
-FEW_ROWS = 4
-"""up to here torch's products read a matrix as it lies; with more rows they pack it first"""
-PACKED_WEIGHTS = 2**20
-"""weights from which packing them costs more than calling machine code, which reads them as they lie"""
 
-
-def by_torch(backend: str, weights: int, x: Tensor, *states: Tensor) -> bool:
-    """Whether a call on x (T, B, ·) is one step that is best left to torch's operations; a cell of so many weights."""
+def by_torch(backend: str, x: Tensor, *states: Tensor) -> bool:
+    """Whether a call on x (T, B, ·) is one step that is best left to torch's operations."""
     return (
         backend == "auto"
         and not torch.compiler.is_compiling()  # a length of 1 may be the example of a dynamic one
         and x.shape[0] == 1
         and x.device.type == "cpu"
-        and (weights < PACKED_WEIGHTS or x.shape[1] <= FEW_ROWS)
         and not torch.is_autocast_enabled("cpu")
         and plain_tensors(x, *states)
     )

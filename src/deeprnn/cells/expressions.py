@@ -33,9 +33,18 @@ class Expression:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, Expression) or hash(self) != hash(other):
+        if not isinstance(other, Expression):
             return False
-        return (self.op, self.value, self.args) == (other.op, other.value, other.args)
+        pairs, seen = [(self, other)], set()  # a list, for Python's own stack is soon full
+        while pairs:
+            a, b = pairs.pop()
+            if a is b or (id(a), id(b)) in seen:
+                continue
+            if (hash(a), a.op, a.value, len(a.args)) != (hash(b), b.op, b.value, len(b.args)):
+                return False
+            seen.add((id(a), id(b)))
+            pairs += zip(a.args, b.args, strict=True)
+        return True
 
     @property
     def is_leaf(self) -> bool:

@@ -103,7 +103,7 @@ def _boundary(outputs: Sequence[fx.Node], kinds: Mapping[fx.Node, str]) -> list[
     return list(found)
 
 
-TOO_LONG = "more matrix products follow each other in a step than can be read"
+TOO_LONG = "more operations follow each other in a step than can be read"
 
 
 def trace(

@@ -26,8 +26,6 @@ S = TypeVar("S")
 """a layer's state: a tensor, or a tuple of them"""
 TORCH_CELLS: dict[str, Callable[..., Any]] = {"GRU": torch.gru_cell, "LSTM": torch.lstm_cell}
 """one step of the layers that torch has too"""
-RECURRENT = ("weight_hh", "weight_hr")
-"""matrices that multiply a state, by their cells' names"""
 
 
 class DropIn(RecurrentBase, Generic[S]):
@@ -87,8 +85,6 @@ class DropIn(RecurrentBase, Generic[S]):
         for names, template in zip(self._names, self._cells, strict=True):
             shapes = {name: template.get_parameter(path).shape for path, name in names.items()}
             self.add_parameters(shapes, device, dtype)
-        names = self._names[0].items()
-        self.recurrent_weights = sum(self.get_parameter(n).numel() for own, n in names if own in RECURRENT)
         is_torchs = not self.intermediate_sizes and not proj_size
         self.torch_cell = TORCH_CELLS[mode] if is_torchs else None
         self.reset_parameters()

@@ -36,7 +36,6 @@ class Level(NamedTuple):
     S: Sequence[str | None]
     b: list[str]
     phis: Sequence[UnitSpec]
-    recurrent_weights: int
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the parameters, by name."""
@@ -57,10 +56,7 @@ class Level(NamedTuple):
         W = [f"weight_{'zh' if l else 'hh'}{end}" for l, end in enumerate(ends)]
         S = [f"weight_sh{end}" if spec.shortcuts[l] else None for l, end in enumerate(ends)]
         b = [f"bias{'' if l else '_ih'}{end}" for l, end in enumerate(ends)] + [f"bias_hh{suffix}"]
-        below = spec.hidden_size, *spec.sizes
-        read = [n + spec.hidden_size * has for n, has in zip(below, spec.shortcuts, strict=False)]
-        weights = sum(n * width for n, width in zip(read, spec.widths, strict=True))
-        return cls(spec, suffix, U, W, S, b if spec.bias else [], spec.unit_specs, weights)
+        return cls(spec, suffix, U, W, S, b if spec.bias else [], spec.unit_specs)
 
 
 class DeepRNN(RecurrentBase):
@@ -170,7 +166,6 @@ class DeepRNN(RecurrentBase):
         )
         for level in self._levels:
             self.add_parameters(level.shapes(), device, dtype)
-        self.recurrent_weights = max(level.recurrent_weights for level in self._levels)
         self.reset_parameters()
 
     def _list(self, names: Sequence[str | None]) -> list:
@@ -213,7 +208,7 @@ class DeepRNN(RecurrentBase):
         """All layers of a level over a sequence, the states last."""
         spec = level.spec
         U, W, S, b = self._level_weights(level)
-        if reset is None and by_torch(self.backend, level.recurrent_weights, x, h0):
+        if reset is None and by_torch(self.backend, x, h0):
             *inner, h = single_step(level.phis, x[0], h0, U, W, S, b)
             return [*(z.unsqueeze(0) for z in inner), as_sequence(h)]
         projection = self._project(x, spec, U, b) if None in level.U else InputProjection(x, U, b)

@@ -51,7 +51,6 @@ class Recurrent(SequenceLayer):
         self.input_size, self.state_sizes = sizes[0].input, sizes[0].states
         self.output_size = sizes[0].output * self.num_directions
         self.state_names = self.cells[0].state_names()
-        self.recurrent_weights = sum(p.numel() for p in self.cells[0].parameters())
         for k, (own, made) in enumerate(zip(sizes, self.cells, strict=True)):
             if own.states != self.state_sizes:
                 raise UserError(

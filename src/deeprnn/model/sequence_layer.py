@@ -46,8 +46,6 @@ class SequenceLayer(Traceable):
     output_size: int
     state_sizes: tuple[int, ...]
     state_names: tuple[str, ...]
-    recurrent_weights: int
-    """numbers that a step of one level and direction multiplies with the state, about"""
     takes_symbols = False
     """whether integers are symbols, without a feature dimension"""
     defaults: Mapping[str, Any] = {
@@ -92,9 +90,7 @@ class SequenceLayer(Traceable):
     def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
         """Whether `step_direction` serves a call of one step better, x (1, B, ·): not where levels are dropped out."""
         drops = self.dropout and self.training and self.num_layers > 1
-        return not (drops or self.bidirectional) and by_torch(
-            self.backend, self.recurrent_weights, x, *states
-        )
+        return not (drops or self.bidirectional) and by_torch(self.backend, x, *states)
 
     def first_weight(self) -> Tensor | None:
         """A parameter or buffer, for the type and the device of all of them."""

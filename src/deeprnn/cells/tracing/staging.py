@@ -11,8 +11,11 @@ from deeprnn.cells.tracing.algebra import Term, flattened, mixed, plain, rewritt
 from deeprnn.cells.tracing.blocks import Multiplied, State
 from deeprnn.cells.tracing.cuts import minimal_cut
 from deeprnn.cells.tracing.pulling import Pulled
+from deeprnn.cells.tracing.recording import Undescribable
 
 Signed = tuple[int, int]  # a sign and the number of a piece
+MOST_STAGES = 100
+"""a step of more products one after the other is unrolled by the plain loop: no kernel gains on that many"""
 
 
 class Sum(NamedTuple):
@@ -97,22 +100,35 @@ class Staging:
 
     def level(self, e: Expression) -> int:
         """How many stages of products lie below an expression, its own included."""
-        if e not in self._levels:
-            levels = [self.sum_level(self.sums[n.value[0]]) for n in in_order([e]) if n.op == "sum"]  # type: ignore[index]
-            self._levels[e] = max(levels, default=0)
+        waiting = [e]  # a list, for Python's own stack is soon full
+        while waiting:
+            if waiting[-1] in self._levels:
+                waiting.pop()
+                continue
+            sums = [self.sums[n.value[0]] for n in in_order([waiting[-1]]) if n.op == "sum"]  # type: ignore[index]
+            read = [v for s in sums for _, piece in s.products for v in self._vectors_of(piece)]
+            if unknown := [v for v in read if v not in self._levels]:
+                waiting += unknown
+                continue
+            level = max((self.sum_level(s) for s in sums), default=0)
+            if level > MOST_STAGES:
+                raise Undescribable(f"more than {MOST_STAGES} matrix products follow each other in a step")
+            self._levels[waiting.pop()] = level
         return self._levels[e]
 
     def sum_level(self, s: Sum) -> int:
         """The stage at which all vectors of a sum are there; 0 for what needs none."""
         return max((self._product_level(piece) for _, piece in s.products), default=0)
 
-    def _product_level(self, piece: int) -> int:
+    def _vectors_of(self, piece: int) -> list[Expression]:
+        """What a product multiplies besides states of the step before."""
         block = self.pulled.pieces[piece][0]
         assert isinstance(block, Multiplied)
-        vectors = [
-            self.vectors[block, i] for i, part in enumerate(block.parts) if not isinstance(part.block, State)
-        ]
-        return 1 + max((max(1, self.level(e)) for e in vectors if e.op != "state"), default=0)
+        read = [i for i, part in enumerate(block.parts) if not isinstance(part.block, State)]
+        return [e for i in read if (e := self.vectors[block, i]).op != "state"]
+
+    def _product_level(self, piece: int) -> int:
+        return 1 + max((max(1, self.level(e)) for e in self._vectors_of(piece)), default=0)
 
     def _place(self, e: Expression, size: int) -> None:
         slot = Slot(max(1, self.level(e)), size)

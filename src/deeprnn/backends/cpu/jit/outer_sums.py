@@ -1,17 +1,21 @@
 """Sums of outer products over all steps and rows, Σ_k left[k]ᵀ right[k]: the gradients of weights.
 
-A tile of results lives in registers while k runs over a block of rows; the block's right side is copied first into a
-panel as wide as the tile, which all tiles below each other read. Blocks are added up in their order, and a tile belongs
-to one thread: neither the number of threads nor the other sums of a call change a bit of a result.
+A tile of results lives in registers while k runs over a block of rows. The block's left side is copied first, tile by
+tile, and its right side into a panel as wide as a tile, which all tiles below each other read: as many as the second
+cache holds, block after block, before the next. Blocks are added up in their order, and a tile belongs to one thread:
+neither the number of threads nor the other sums of a call change a bit of a result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from llvmlite import ir
+
 from deeprnn.backends.cpu.jit import machine
-from deeprnn.backends.cpu.jit.builder import I64, POINTER
+from deeprnn.backends.cpu.jit.builder import I8, I64, POINTER
 from deeprnn.backends.cpu.jit.emitter import Emitter
 from deeprnn.backends.cpu.jit.number import FLOAT, Number
 from deeprnn.backends.cpu.jit.plan import Panels
@@ -20,6 +24,12 @@ from deeprnn.backends.cpu.jit.tiles import widest_panel
 
 BLOCK = 128
 """rows k of a block: its panel of the right side stays in the first cache"""
+CHUNK_BYTES = 2**19
+"""bytes of results to which all blocks are added before the next are begun: they stay in the second cache"""
+MOST_TILES = 32
+"""tiles below each other whose left sides are copied at once"""
+CACHE_LINE = 64
+"""bytes by which the left sides of tiles are off a power of two, or they would share few places of the first cache"""
 TILE = (POINTER, I64, POINTER, I64, POINTER, I64, I64, I64)
 """the tile's first result, bytes of a row of results; left's first number, bytes of a row; the panel; its rows; columns
 of the result from the tile's first on; whether results are added to what is there"""
@@ -44,6 +54,7 @@ def tile_words(number: Number, rows: int, columns: int) -> dict[OuterSum, int]:
         word.WIDTH: panels.width,
         word.WIDE: panels.wide,
         word.HEIGHT: TALLEST,
+        word.CHUNK: max(1, min(MOST_TILES, CHUNK_BYTES // (TALLEST * columns * number.size))),
     }
     kinds = ((word.TALL_WIDE, word.TALL_NARROW), (word.SHORT_WIDE, word.SHORT_NARROW))
     heights = (TALLEST if rows >= TALLEST else 0, rows % TALLEST)
@@ -95,6 +106,9 @@ class _Run:
         self.e = e = Emitter(name, [POINTER, I64], number, lanes)
         self.call, self.part = e.arguments
         self.panel = e.stack(e.vector, BLOCK * widest_panel(TALLEST), align=e.vector_bytes)
+        self.left_row = TALLEST * number.size
+        self.left_tile = BLOCK * self.left_row + CACHE_LINE
+        self.left = e.stack(I8, MOST_TILES * self.left_tile, align=CACHE_LINE)
         sums = e.word_at(self.call, Call.size())
         e.loop(
             0, e.word(self.call, Call.STEPS), lambda i: self._sum(e.word_at(sums, e.mul(i, OuterSum.size())))
@@ -113,15 +127,29 @@ class _Run:
         f = {word: e.word(entry, word) for word in OuterSum}
         has_right = e.b.icmp_signed("!=", f[OuterSum.RIGHT], e.index(0))
 
-        def block(first: Any) -> None:
-            count = e.minimum_of(e.b.sub(f[OuterSum.COUNT], first), BLOCK)
-            with e.b.if_else(has_right) as (products, columns):
-                with products:
-                    self._products(f, first, count)
-                with columns:
-                    self._columns(f, first, count)
+        def each_block(add: Callable[[Any, Any], None]) -> None:
+            def block(first: Any) -> None:
+                add(first, e.minimum_of(e.b.sub(f[OuterSum.COUNT], first), BLOCK))
 
-        e.loop(0, f[OuterSum.COUNT], block, step=BLOCK)
+            e.loop(0, f[OuterSum.COUNT], block, step=BLOCK)
+
+        with e.b.if_else(has_right) as (products, columns):
+            with products:
+                height = f[OuterSum.HEIGHT]
+                begin, end = self._share(e.b.sdiv(e.add(f[OuterSum.ROWS], height, -1), height))
+
+                def chunk(tile: Any) -> None:
+                    last = e.minimum_of(e.add(tile, f[OuterSum.CHUNK]), end)
+
+                    def add(first: Any, count: Any) -> None:
+                        self._pack_left(f, tile, last, first, count)
+                        self._products(f, tile, last, first, count)
+
+                    each_block(add)
+
+                e.loop(begin, end, chunk, step=f[OuterSum.CHUNK])
+            with columns:
+                each_block(lambda first, count: self._columns(f, first, count))
 
     def _address(self, word: Any) -> Any:
         return self.e.b.inttoptr(word, POINTER)
@@ -133,15 +161,13 @@ class _Run:
 
     # ---- matrices
 
-    def _products(self, f: dict, first: Any, count: Any) -> None:
-        """Add a block to the tiles of this thread."""
+    def _products(self, f: dict, begin: Any, end: Any, first: Any, count: Any) -> None:
+        """Add a block to some of this thread's tiles."""
         e, word = self.e, OuterSum
         height = f[word.HEIGHT]
         whole = e.b.sdiv(f[word.ROWS], height)
-        rest = e.b.srem(f[word.ROWS], height)
-        begin, end = self._share(e.add(whole, e.b.zext(e.less(0, rest), I64)))
         adds = e.b.zext(e.less(0, first), I64)
-        left, out = self._left(f, first), self._address(f[word.OUT])
+        out = self._address(f[word.OUT])
 
         def panel(p: Any) -> None:
             is_wide = e.less(p, f[word.WIDE])
@@ -161,8 +187,8 @@ class _Run:
                 given = (
                     target,
                     f[word.OUT_ROW],
-                    e.at(left, row),
-                    f[word.LEFT_ROW],
+                    e.offset(self.left, e.mul(e.b.sub(i, begin), self.left_tile)),
+                    e.index(self.left_row),
                     self.panel,
                     count,
                     columns,
@@ -172,8 +198,36 @@ class _Run:
 
             e.loop(begin, end, tile)
 
-        with e.b.if_then(e.less(begin, end)):
-            e.loop(0, f[word.PANELS], panel)
+        e.loop(0, f[word.PANELS], panel)
+
+    def _pack_left(self, f: dict, begin: Any, end: Any, first: Any, count: Any) -> None:
+        """Copy a block's rows of the left side, tile by tile: rows far apart fall into few places of the cache."""
+        e, word = self.e, OuterSum
+        left, rows = self._left(f, first), f[word.ROWS]
+        whole = e.b.sdiv(rows, e.index(TALLEST))
+        piece = ir.VectorType(e.scalar, min(e.lanes, TALLEST))
+
+        def line(k: Any) -> None:
+            source, target = e.offset(left, e.mul(k, f[word.LEFT_ROW])), e.mul(k, self.left_row)
+
+            def place(tile: Any) -> Any:
+                return e.offset(self.left, e.add(target, e.mul(e.b.sub(tile, begin), self.left_tile)))
+
+            def tile(i: Any) -> None:
+                for n in range(0, TALLEST, piece.count):
+                    number = e.add(e.mul(i, TALLEST), n)
+                    value = e.b.load(e.at(source, number), align=e.number.size, typ=piece)
+                    e.b.store(value, e.at(place(i), n), align=e.number.size)
+
+            def single(row: Any) -> None:
+                to = e.at(place(whole), e.b.sub(row, e.mul(whole, TALLEST)))
+                e.b.store(e.number_at(e.at(source, row)), to)
+
+            e.loop(begin, e.minimum_of(end, whole), tile)
+            with e.b.if_then(e.less(whole, end)):
+                e.loop(e.mul(whole, TALLEST), rows, single)
+
+        e.loop(0, count, line)
 
     def _pack(self, f: dict, first: Any, count: Any, column: Any, vectors: Any) -> None:
         """Copy a block's rows of the right side, where it has any; columns past the end become zero."""

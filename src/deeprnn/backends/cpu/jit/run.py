@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,6 +87,7 @@ class Program:
         self.masks = [i for i, x in enumerate(work.operands) if x.kind == "mask"]
         self.marks = next(i for i, x in enumerate(work.operands) if x.kind == "marks")
         self.row_bytes = 8 * max(x.width for x in work.operands)
+        self.first_states = [(i, x.width) for i, x in enumerate(work.operands) if x.kind == "first"]
         self.multiplications = sum(
             stage.size * (POINTWISE_WORK + sum(term.depth for terms in stage.sums for term in terms))
             for stage in work.stages
@@ -131,7 +133,10 @@ class Program:
         """
         if steps == 0 or batch == 0 or members == 0:
             return
-        zeros = zeros_address(max(self.row_bytes, batch))
+        # A step reads the state before it with that sequence's distance between rows, the first step's too.
+        absent_widths = [width for i, width in self.first_states if addresses[i] is None]
+        zero_states = dtype.itemsize * max(absent_widths, default=0)
+        zeros = zeros_address(max(self.row_bytes, batch * max(1, zero_states)))
         absent = tuple([i for i, x in enumerate(addresses) if x is None])
         given = [zeros if x is None else x for x in addresses] if absent else addresses
 
@@ -200,9 +205,9 @@ class _Kept(threading.local):
 _KEPT = _Kept()
 
 
-def _fresh_zeros(size: int) -> tuple[int, int, Tensor]:
-    memory = torch.zeros(size, dtype=torch.uint8)
-    return size, memory.data_ptr(), memory
+def _fresh_zeros(size: int) -> tuple[int, int, np.ndarray]:
+    memory = np.zeros(size, dtype=np.uint8)  # numpy's take no memory of the system's before they are written
+    return size, memory.ctypes.data, memory
 
 
 _ZEROS = [_fresh_zeros(2**14)]

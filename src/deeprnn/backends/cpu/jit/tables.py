@@ -166,6 +166,7 @@ class OuterSum(Word):
     WIDTH = auto()  # vectors of a panel
     WIDE = auto()  # the first so many panels are one vector wider
     HEIGHT = auto()  # rows of a tile but for the last
+    CHUNK = auto()  # tiles below each other to which all blocks are added before the next are begun
     TALL_WIDE = auto()  # addresses of the functions for tiles; "short" are those of the last rows
     TALL_NARROW = auto()
     SHORT_WIDE = auto()
