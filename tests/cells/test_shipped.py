@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from deeprnn.backends.cuda import why_not_planned
 from deeprnn.backends.cuda.device import Device
 from deeprnn.cells import lookup
+from deeprnn.cells.cell import Cell
 from deeprnn.cells.functions import UNITS
 from deeprnn.cells.library import LIBRARY
 from deeprnn.cells.plans import Request, plan_of
@@ -107,12 +109,15 @@ class ManyAdditions(Cell):
 @pytest.mark.parametrize(
     ("cell", "told"),
     [
-        (lambda: lookup.build("rhn", I, H, ["depth=101"]), "more than 100 matrix products follow each other in a step"),
+        (
+            lambda: lookup.build("rhn", I, H, ["depth=101"]),
+            "more than 100 matrix products follow each other in a step",
+        ),
         (ManyAdditions, "more operations follow each other in a step than can be read"),
     ],
 )
 @pytest.mark.parametrize("limit", [1000, 20_000])
-def test_a_step_too_long_to_be_read_is_unrolled_by_the_plain_loop(cell, told, limit, monkeypatch):
+def test_a_step_too_long_to_be_read_is_unrolled_by_the_plain_loop(cell, told, limit):
     layer, x = Recurrent(cell()), torch.randn(2, B, I)
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(limit)
