@@ -32,6 +32,8 @@ CLOCK: Callable[[], float] = time.perf_counter
 CALLS_BEFORE_CHECK = 2
 """with gradients and without: by then a layer goes the way that is timed"""
 TOLERANCE = 1e-5
+SETTLE = 0.03
+"""seconds of calls before a sample on a CPU, not counted: threads of the peer before spin for a while"""
 LIBRARY_TOLERANCE = 5e-5  # cuDNN's persistent kernels approximate tanh; TF32 would be off by 3e-4
 
 
@@ -120,6 +122,8 @@ def measure(
             running.append(prepared)
     for _ in range(repeats):
         for row, peer, forward, train in running:
+            if work.device == "cpu":
+                settle(forward)
             row.times["forward"].append(seconds_of(forward, work.device, peer))
             row.times["train"].append(seconds_of(train, work.device, peer))
             if work.device != "cpu" and not peer.by_host:
@@ -153,6 +157,13 @@ def _prepare(row: Row, bench: Any) -> tuple[Row, Peer, Callable[[], Any], Callab
     forward = peer.forward or without_gradients(peer.run)
     forward()
     return row, peer, forward, train
+
+
+def settle(work: Callable[[], Any]) -> None:
+    """Call it until other peers' threads sleep and its own are awake."""
+    began = time.perf_counter()
+    while time.perf_counter() - began < SETTLE:
+        work()
 
 
 def without_gradients(run: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -1,8 +1,8 @@
 """A layer's call by machine code: the input's product, the loop and, backward, the gradients of all parameters.
 
 With many rows in a step the input's product is part of the step's sums, and A is never written. With few rows a step
-would read more weights than it uses, so they are multiplied before the loop, in tiles of rows of several steps. The
-bits are the same.
+would read more weights than it uses, so they are multiplied before the loop, in tiles of rows of several steps, where
+the call is long enough to make up for that. The bits are the same.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from deeprnn.backends.wiring import Wiring
 
 ROWS_IN_LOOP = TALLEST
 """rows of a batch from which the input's product belongs in the loop: a tile there is as tall as one before it"""
-MOST_IN_LOOP = 2**13
-"""numbers of the input's matrices up to which it does with fewer rows too: they stay in the first cache"""
+ENTRY_COST = 16
+"""numbers of the input's matrices that a step may read in the time in which it writes and reads one of A"""
+SAVED_BY_PRODUCT = 2**19
+"""numbers not read in the steps of a call from which a product before the loop pays, with fewer rows too"""
 
 
 class Given(NamedTuple):
@@ -59,7 +61,7 @@ class LayerCall:
         self.wiring, self.cell, self.dtype = wiring, wiring.cell, dtype
         heights = tuple(wiring.shapes[i][0] for i in wiring.U)
         self.through = InputEntry(inputs, heights, tuple((p.column, p.count) for p in wiring.biases))
-        self.input_numbers = inputs * sum(heights)
+        self.saved_by_product = (inputs - ENTRY_COST) * sum(heights)
         self.backward_program = backward_program(self.cell.text)
         self._forward_programs: dict[tuple[bool, bool], Program] = {}
         self.sums = weight_sums.WeightSums(wiring, inputs, dtype)
@@ -80,7 +82,7 @@ class LayerCall:
     def forward(self, given: Given, results: Sequence[int], keep: bool) -> None:
         """Fill sequences of these widths, each (T, B, width) at an address."""
         size, (steps, batch, _) = given.x.element_size(), given.x.shape
-        in_loop = batch >= ROWS_IN_LOOP or self.input_numbers <= MOST_IN_LOOP
+        in_loop = batch >= ROWS_IN_LOOP or steps * self.saved_by_product < SAVED_BY_PRODUCT
         program = self._forward_program(keep, in_loop)
         places = [p.data_ptr() for p in given.parameters]
         matrices = [places[i] for i in self.wiring.U]

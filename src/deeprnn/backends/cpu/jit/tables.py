@@ -7,6 +7,7 @@ tiles of one stage of the cell; a *sum* is what a tile of matrix products adds u
 from __future__ import annotations
 
 from enum import IntEnum, auto
+from functools import cache
 
 TALLEST = 8
 """rows of a tile at most"""
@@ -20,6 +21,7 @@ class Word(IntEnum):
         return count
 
     @classmethod
+    @cache
     def size(cls) -> int:
         """Words of one entry."""
         return len(cls)
