@@ -145,8 +145,21 @@ class Cell(nn.Module):
 
 def _first_tensor(cell: Cell) -> Tensor:
     """A tensor that has the cell's type and device: a parameter, or a buffer of a cell that learns nothing."""
-    held = itertools.chain(cell.parameters(), cell.buffers())
-    return next((t for t in held if t.is_floating_point()), torch.zeros(()))
+    tensor = first_tensor(cell)
+    return torch.zeros(()) if tensor is None else tensor
+
+
+def first_tensor(module: nn.Module) -> Tensor | None:
+    """The first parameter, or else buffer, of numbers; `parameters()` would take longer than a step."""
+    for kind in ("_parameters", "_buffers"):
+        waiting = [module]
+        while waiting:
+            part = waiting.pop()
+            for tensor in part.__dict__[kind].values():
+                if tensor is not None and tensor.is_floating_point():
+                    return tensor
+            waiting += [m for m in reversed(part._modules.values()) if m is not None]
+    return None
 
 
 def _state_parameters(cell: Cell) -> tuple[str, ...] | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from deeprnn.cells.cell import Cell
+from deeprnn.cells.cell import Cell, first_tensor
 from deeprnn.cells.highway import RHN as RHNCell
 from deeprnn.errors import UserError
 from deeprnn.model.cell_loop import call_cell, unroll_cell
@@ -149,8 +148,7 @@ class Recurrent(SequenceLayer):
 
     def first_weight(self) -> Tensor | None:
         """The first parameter, or buffer, of numbers; a replica of `nn.DataParallel` has none in its list."""
-        held = chain(self.parameters(), self.buffers())
-        return next((t for t in held if t.is_floating_point()), None)
+        return first_tensor(self)
 
     def explain(self) -> str:
         """What is computed before the loop, what in every step, what backward saves, and by which backend.
