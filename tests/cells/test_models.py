@@ -122,6 +122,14 @@ def test_what_does_not_fit_is_refused_by_name():
         spec_of("gru", levels=2, input_to_levels="all")
 
 
+def test_a_mistake_in_a_step_leaves_no_run_behind(own, tmp_path):
+    own.write_text(PACED.replace("torch.lerp(h, ", "torch.lerp(h[:, 1:], "))
+    cell = lookup.load(str(own))
+    with pytest.raises(RuntimeError, match="size"):
+        trained(tmp_path / "run", model__cell=cell)
+    assert not (tmp_path / "run").exists()
+
+
 def trained(folder: Path, **changes) -> list[dict]:
     data = toys.text() if changes.pop("text", False) else toys.music()
     return run_recipe(toys.recipe(**changes), folder, data=data)

@@ -47,6 +47,7 @@ MAKERS = {
         input_size=I, hidden_size=H, intermediate_size=4, output_hidden_size=6, output_size=O, seed=0
     ),
     "gru": lambda: deeprnn.GRU(I, H, 2),
+    "one-gru": lambda: deeprnn.GRU(I, H),
     "lstm": lambda: deeprnn.LSTM(I, H, bidirectional=True, proj_size=4),
     "highway": lambda: deeprnn.RHN(I, H, depth=2),
     "own-cell": lambda: deeprnn.Recurrent(Paced(I, H), num_layers=2),
@@ -97,12 +98,12 @@ class TestJitTrace:
     pytestmark = TRACES
 
     @EACH
-    @pytest.mark.parametrize("gradients", [True, False], ids=["grad", "no-grad"])
-    def test_a_trace_computes_the_same(self, name, gradients):
+    @pytest.mark.parametrize(("steps", "gradients"), [(T, True), (T, False), (1, True)])
+    def test_a_trace_computes_the_same(self, name, steps, gradients):
         net = make(name)
         with torch.set_grad_enabled(gradients):
-            traced = torch.jit.trace(net, (torch.randn(T, B, I),))
-        x = torch.randn(T, 7, I)  # of another batch
+            traced = torch.jit.trace(net, (torch.randn(steps, B, I),))
+        x = torch.randn(steps, 7, I)  # of another batch
         got, want = traced(x), net(x)
         torch.testing.assert_close(got[0], want[0])
         torch.testing.assert_close(last_state(got[1]), last_state(want[1]))

@@ -87,6 +87,14 @@ def test_a_finished_sweep_runs_nothing_again_and_more_trials_are_added(tmp_path)
         sweep(spec({"optimiser.rate": "log:0.1..5"}), tmp_path / "s")
 
 
+def test_its_data_are_read_once(tmp_path, monkeypatch):
+    """And what they are warned of is told once."""
+    load, read = coordinator.session.load_data, []
+    monkeypatch.setattr(coordinator.session, "load_data", lambda part: read.append(part) or load(part))
+    sweep(spec(trials=2), tmp_path, pack=1)
+    assert len(read) == 1
+
+
 def test_a_finished_sweep_needs_no_data(tmp_path, capsys):
     """Its best trials and its page come from the folder alone."""
     book = tmp_path / "book.txt"

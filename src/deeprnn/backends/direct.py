@@ -39,8 +39,12 @@ _seen: set[tuple] = set()
 
 
 def may_be_direct(x: Any) -> bool:
-    """Whether it is worth asking for the fast path: a plain fp32 tensor where backends have one."""
-    return type(x) in PLAIN and x.device.type in DEVICES and x.dtype == torch.float32
+    """Whether it is worth asking for the fast path: a plain fp32 tensor where backends have one, and no trace.
+
+    In a trace sizes are tensors: not even the wiring can be read there.
+    """
+    plain = type(x) in PLAIN and x.device.type in DEVICES and x.dtype == torch.float32
+    return plain and torch._C._get_tracing_state() is None
 
 
 def direct(
@@ -85,12 +89,8 @@ def direct(
 
 
 def _is_recorded(x: Tensor) -> bool:
-    """Whether operations become part of a trace, of a forward-mode derivative or of a CUDA graph."""
-    return (
-        forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
+    """Whether operations become part of a forward-mode derivative or of a CUDA graph."""
+    return forward_ad._current_level >= 0 or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _call_of(

@@ -24,5 +24,9 @@ def by_torch(backend: str, x: Tensor, *states: Tensor) -> bool:
 
 
 def as_sequence(y: Tensor) -> Tensor:
-    """(B, n) as (1, B, n); a copy while gradients are recorded, so that the user may change it in place."""
-    return torch.stack([y]) if y.requires_grad else y.unsqueeze(0)
+    """(B, n) as (1, B, n); a copy while gradients are recorded, so that the user may change it in place.
+
+    A trace is checked with and without gradients, and copies in both.
+    """
+    copied = y.requires_grad or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return torch.stack([y]) if copied else y.unsqueeze(0)

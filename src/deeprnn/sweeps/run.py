@@ -26,7 +26,7 @@ from deeprnn.sweeps.storage import Store
 from deeprnn.sweeps.study import Study, Trial, best
 from deeprnn.training import saving, session
 from deeprnn.training.lockstep import together
-from deeprnn.training.recipe import DataPart
+from deeprnn.training.recipe import DataPart, Recipe
 
 TICK = 0.2
 """seconds between two looks at what workers tell"""
@@ -90,8 +90,9 @@ def run_sweep(
     if settings.pack < 1:
         raise UserError(f"--pack must be at least 1, got {settings.pack}")
     folder = settings.folder
+    _load.cache_clear()  # files may have changed since another sweep of this process
     if not (folder / SWEEP).exists():
-        session.load_data(spec.recipe.data)  # what cannot be read is an error before there is a folder
+        _data_of(spec.recipe)  # what cannot be read is an error before there is a folder
     with lock(folder):
         study = open_study(spec, folder, settings.storage)
         with study.answering():
@@ -99,7 +100,7 @@ def run_sweep(
             outcome = outcome_of(study)
             if outcome.finished:
                 return outcome
-            session.load_data(spec.recipe.data)
+            _data_of(spec.recipe)
             store = Store(settings.store) if settings.store else None
             if store is not None:
                 store.check()
@@ -373,7 +374,7 @@ def work(
             pack,
             Path(root),
             device,
-            data=_data(json.dumps(pack.recipes[0].to_dict()["data"])),
+            data=_data_of(pack.recipes[0]),
             report=lambda rows: report(pack.number, rows),
             received=Wish(board.interrupted, 0.0 if isinstance(board, Board) else ASK),
             stopped=stopped,
@@ -386,9 +387,10 @@ def work(
 _LOADING = Lock()
 
 
-def _data(part: str) -> Any:
+def _data_of(recipe: Recipe) -> Any:
+    """What a recipe trains on, read once, and its warnings told once, by the coordinator and its threads together."""
     with _LOADING:  # threads that want the same data wait for the one that reads it
-        return _load(part)
+        return _load(json.dumps(recipe.to_dict()["data"]))
 
 
 @lru_cache(maxsize=4)

@@ -14,9 +14,11 @@ import torch
 from deeprnn import __version__, launcher
 from deeprnn import data as data_sets
 from deeprnn.cells import lookup
+from deeprnn.cells.library import LIBRARY
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.files import CannotWrite
+from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.runs import checkpoint
 from deeprnn.runs.folder import Run, change_run, load_run, population
 from deeprnn.runs.locking import lock
@@ -156,6 +158,7 @@ def run_recipe(
             )
         memory.check(recipe, data, device)
         commutative.check(recipe, data)
+        _try_own_cell(recipe, data)
         ranks.check_lanes(recipe.data.lanes)
         if not ranks.alone:
             ranks.check_same("the recipe or the version", [__version__, _without_places(recipe)])
@@ -166,6 +169,16 @@ def run_recipe(
         most_threads = torch.get_num_threads() if choose_threads else 0
         stages = _Stages(data, device, watch, received, most_threads, start, engine, save_every_epoch, ranks)
         return stages.run(recipe, folder)
+
+
+def _try_own_cell(recipe: Recipe, data: Data) -> None:
+    """One step of a user's cell, before there is a folder: a mistake in it then leaves no run behind."""
+    if not recipe.model.cell or recipe.model.cell in LIBRARY:
+        return
+    spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
+    symbols = torch.zeros(1, 1, dtype=torch.long)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        SequenceModel(spec)(symbols if data.kind != "music" else torch.zeros(1, 1, data.size))
 
 
 def _without_places(recipe: Recipe) -> dict[str, Any]:
