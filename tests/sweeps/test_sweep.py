@@ -437,6 +437,18 @@ def test_two_sweeps_share_one_journal_and_every_trial_is_trained_once(tmp_path):
 # ---- the winner
 
 
+def test_of_a_shared_study_nobody_takes_all_trials_at_once(tmp_path, monkeypatch):
+    asked, real = [], Study.ask
+    monkeypatch.setattr(Study, "ask", lambda self, most: asked.append(most) or real(self, most))
+    which = spec(trials=8, overrides={"stop.epochs": 1})
+    assert sweep(which, tmp_path / "own").finished
+    alone = asked.pop(0)
+    asked.clear()
+    assert sweep(which, tmp_path / "shared", storage=str(tmp_path / "shared.log")).finished
+    assert alone >= 8
+    assert max(asked) == 2
+
+
 def test_the_winner_is_scored_on_test_once(tmp_path, monkeypatch):
     which = spec()
     with pytest.raises(UserError, match="holds no sweep"):
