@@ -189,7 +189,7 @@ class _Coordinator:
             self.waiting.append(pack)
         rest = [trial for number, trial in unfinished.items() if number not in known]
         if unfinished:
-            self.view.say(f"going on with {len(unfinished)} begun trials")
+            self.view.say(f"going on with {len(unfinished)} begun trial{'s' * (len(unfinished) > 1)}")
         self._pack(rest)
 
     def _fill(self) -> None:
