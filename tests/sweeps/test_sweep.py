@@ -402,6 +402,22 @@ def test_a_pack_whose_worker_died_goes_on(tmp_path):
     assert all(t.state == "complete" for t in outcome.trials)
 
 
+@pytest.mark.parametrize(("after", "place"), [(2, "first-stages"), (14, "packs")])
+def test_a_damaged_checkpoint_is_no_trials_fault(tmp_path, caplog, after, place):
+    stage = tmp_path / "first.toml"
+    stage.write_text("[stop]\nepochs = 1\n[data]\nchunk = 40\nlanes = 8\n[model]\nhidden = [5]\n")
+    which = spec(overrides={"model.kind": "srnn", "model.hidden": [5, 5], "pretrain.recipe": str(stage)})
+    pack = Pack(0, (0,), (which.recipe_at(which.space.draw(0, 0)),))
+    with pytest.raises(packs.saving.Interrupted):
+        train_pack(pack, tmp_path / "s", received=Signals(after))
+    saved = list((tmp_path / "s" / place).glob("*/*.safetensors"))
+    assert saved
+    for path in saved:
+        path.write_bytes(b"damaged")
+    assert train_pack(pack, tmp_path / "s") == train_pack(pack, tmp_path / "undisturbed")
+    assert "begins anew" in caplog.text
+
+
 def _die(board, device):
     raise Lost("a worker process died")
 
@@ -427,6 +443,18 @@ def test_two_sweeps_share_one_journal_and_every_trial_is_trained_once(tmp_path):
 
 
 # ---- the winner
+
+
+def test_of_a_shared_study_nobody_takes_all_trials_at_once(tmp_path, monkeypatch):
+    asked, real = [], Study.ask
+    monkeypatch.setattr(Study, "ask", lambda self, most: asked.append(most) or real(self, most))
+    which = spec(trials=8, overrides={"stop.epochs": 1})
+    assert sweep(which, tmp_path / "own").finished
+    alone = asked.pop(0)
+    asked.clear()
+    assert sweep(which, tmp_path / "shared", storage=str(tmp_path / "shared.log")).finished
+    assert alone >= 8
+    assert max(asked) == 2
 
 
 def test_the_winner_is_scored_on_test_once(tmp_path, monkeypatch):
@@ -506,6 +534,8 @@ def test_the_page_holds_every_trial_and_no_address(tmp_path):
     outcome.importances = {"optimiser.rate": 0.75}
     outcome.score = {"trial": 1, "valid": 1.5, "test": 1.6, "metric": "bpc", "scored": "today"}
     page = sweep_html(which, "<b>s</b>", outcome)
+    assert "on book," in page
+    assert str(text_file().parent) not in page
     assert "<b>1.6000</b> bpc" in page
     assert 'data-part="parallel"' in page
     assert 'data-part="bars"' in page

@@ -186,7 +186,7 @@ def test_two_coordinators_begin_at_once_and_train_every_trial_once(server, tmp_p
 
 
 def test_a_server_that_stops_in_mid_sweep_ends_it_saved_and_it_goes_on_later(server, tmp_path):
-    which = spec(overrides={"stop.epochs": 4000, "save.seconds": 600.0}, trials=2)
+    which = spec(overrides={"stop.epochs": 4000, "save.seconds": 600.0}, trials=2)  # of which it begins one
     url = server.database("stopped")
     process = start(which, tmp_path, url)
     wait_for(lambda: list(tmp_path.glob("s/trials/*/metrics.jsonl")), process)
@@ -203,5 +203,5 @@ def test_a_server_that_stops_in_mid_sweep_ends_it_saved_and_it_goes_on_later(ser
     view.changed = lambda study, running: received.append(signal.SIGINT)  # long enough: it has gone on
     received: list[int] = []
     sweep(load_spec(tmp_path / "s"), tmp_path / "s", pack=2, view=view, received=received, storage=url)
-    assert view.remarks[0] == "going on with 2 begun trials"
+    assert view.remarks[0] == "going on with 1 begun trial"
     check_kept_secret(tmp_path, out)

@@ -289,10 +289,11 @@ def test_every_tracker_can_be_asked_for_on_the_command_line():
         assert get_args(option.kind) == tuple(tracking.TRACKERS)
 
 
-def test_a_tracker_that_is_not_installed_is_refused_before_anything_begins(monkeypatch):
+@pytest.mark.parametrize(("name", "remedy"), [("mlflow", r"'deeprnn\[track\]'"), ("wandb", "wandb")])
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_begins(monkeypatch, name, remedy):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"--track wandb needs .* pip install 'deeprnn\[track\]'"):
-        tracking.check(["wandb"])
+    with pytest.raises(UserError, match=f"--track {name} needs .*: pip install {remedy}$"):
+        tracking.check([name])
 
 
 def test_the_note_holds_no_settings(memory, tmp_path):

@@ -172,7 +172,7 @@ def _show_next(folder: Path, outcome: Outcome, page: Path, winner: Path | None) 
     if not outcome.finished:
         left = [t for t in outcome.trials if t.state == "running"]
         places = ", ".join(sorted({t.place for t in left})) or "another sweep"
-        console().print(f"{len(left)} trials are not here to be trained, but in {places}")
+        console().print(f"still trained elsewhere: {len(left)} of {len(outcome.trials)} trials, in {places}")
         steps += [
             (f"{program()} sweep {shlex.quote(str(folder))}", "the best of all trials, when those have ended")
         ]

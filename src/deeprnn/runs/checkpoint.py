@@ -123,10 +123,21 @@ def load_state(folder: Path) -> Checkpoint | None:
         tensors = path.with_suffix(".safetensors")
         problems.append(problem or f"{tensors} is missing, truncated or altered (checksum)")
     if problems:
-        raise UserError(
+        raise NoWholeCheckpoint(
             "no whole checkpoint: " + "; ".join(problems) + ". Start the run again, or restore a copy"
         )
     return None
+
+
+class NoWholeCheckpoint(UserError):
+    """Checkpoints were written, and every one has been damaged since."""
+
+
+def remove_state(folder: Path) -> None:
+    """Take a folder's checkpoints away, so that its run begins anew."""
+    for name in ("last", "previous"):
+        for suffix in (".json", ".safetensors"):
+            (folder / name).with_suffix(suffix).unlink(missing_ok=True)
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:

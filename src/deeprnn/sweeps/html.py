@@ -39,7 +39,8 @@ def sweep_html(spec: Spec, name: str, outcome: Outcome) -> str:
     trials = outcome.trials
     counts = {s: sum(t.state == s for t in trials) for s in ("complete", "pruned", "failed", "running")}
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    data, kind = spec.recipe.data.name, spec.recipe.model.kind
+    # Not the whole path, which would tell whoever gets the page of this machine's folders.
+    data, kind = Path(spec.recipe.data.name).stem, spec.recipe.model.kind
     body = [
         f"<h1>Sweep {escape(name)}</h1>",
         f"<p class=lead>{escape(kind)} on {escape(data)}, {spec.sampler} search, {len(trials)} trials: {told}</p>",

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deeprnn.cells import lookup
+from deeprnn.runs.checkpoint import NoWholeCheckpoint, remove_state
 from deeprnn.runs.folder import Run, load_run
-from deeprnn.runs.locking import InUse, lock_of_the_dead
+from deeprnn.runs.locking import InUse, lock, lock_of_the_dead
 from deeprnn.sweeps.storage import Store
 from deeprnn.training import memory, saving, session
 from deeprnn.training.cuda_graph import SETUP, on_own_stream
@@ -28,6 +31,8 @@ from deeprnn.training.loop import NonFinite, Trainer
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import Recipe, override
 from deeprnn.training.transfer import Source, check_transfer
+
+logger = logging.getLogger("deeprnn")
 
 Row = Mapping[str, Any]
 Report = Callable[[Sequence[Row | None]], Sequence[int]]
@@ -148,6 +153,14 @@ class _Saver(saving.RunSaver):
         super().__init__(trainer, root / pack.folder, received, every_epoch=False, homes=homes)
         self.pack, self.root, self.store = pack, root, store
 
+    def restore(self) -> bool:
+        """Take up the pack's state; one that was damaged is no trial's fault, and the pack begins anew."""
+        try:
+            return super().restore()
+        except NoWholeCheckpoint:
+            _begin_anew(self.folder)
+            return super().restore()
+
     def save(self) -> None:
         """Here, and then in the store."""
         super().save()
@@ -158,6 +171,11 @@ class _Saver(saving.RunSaver):
         if self.store is not None:
             for name in (*self.pack.homes, self.pack.folder):
                 self.store.upload(self.root / name, name)
+
+
+def _begin_anew(folder: Path) -> None:
+    logger.warning("no checkpoint in %s is whole any more: what trains there begins anew", folder)
+    remove_state(folder)
 
 
 class _Reporter:
@@ -224,6 +242,9 @@ def _starts(
         except InUse:  # another pack of this shape trains it
             if received:
                 raise
+        except NoWholeCheckpoint:
+            with suppress(InUse), lock(folder):
+                _begin_anew(folder)
     homes = saving.member_folders(stage, folder)
     found = {
         seed: None if result is None else Source.of(Run(home))

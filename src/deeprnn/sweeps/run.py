@@ -34,6 +34,8 @@ ATTEMPTS = 5
 """at a pack whose workers die"""
 AHEAD = 8
 """packs' worth of trials that are asked for at once where no trial depends on another's outcome"""
+SHARE = 4
+"""one part in so many of the trials that are left is asked for at once where other sweeps may want some too"""
 KEPT = 5
 """best trials whose parameters are kept"""
 MOST_JSON = 2**24
@@ -188,7 +190,7 @@ class _Coordinator:
             self.waiting.append(pack)
         rest = [trial for number, trial in unfinished.items() if number not in known]
         if unfinished:
-            self.view.say(f"going on with {len(unfinished)} begun trials")
+            self.view.say(f"going on with {len(unfinished)} begun trial{'s' * (len(unfinished) > 1)}")
         self._pack(rest)
 
     def _fill(self) -> None:
@@ -197,8 +199,10 @@ class _Coordinator:
             if not self.waiting:
                 free = self.engine.slots - len(self.running)
                 ahead = 1 if self.spec.sampler == "tpe" else AHEAD
-                trials = max(1, self.settings.pack // len(self.spec.recipe.seeds))
-                self._pack(self.study.ask(trials * free * ahead))
+                trials = max(1, self.settings.pack // len(self.spec.recipe.seeds)) * free * ahead
+                if self.study.url:
+                    trials = min(trials, max(free, self.study.left // SHARE))
+                self._pack(self.study.ask(trials))
             if not self.waiting:
                 return
             self._submit(self.waiting.pop(0))

@@ -213,12 +213,17 @@ TRACKERS: dict[str, Callable[[Tracked], Tracker]] = {
 }
 
 
+EXTRAS = {"tensorboard": "'deeprnn[tensorboard]'", "mlflow": "'deeprnn[track]'"}
+"""what pip installs for a tracker; no extra brings the others"""
+
+
 def check(names: Sequence[str]) -> None:
     """Refuse a tracker whose package is not installed, before anything is begun."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            extra = "tensorboard" if name == "tensorboard" else "track"
-            raise MissingExtra(f"--track {name} needs the package {name!r}: pip install 'deeprnn[{extra}]'")
+            raise MissingExtra(
+                f"--track {name} needs the package {name!r}: pip install {EXTRAS.get(name, name)}"
+            )
 
 
 class Tracking:
