@@ -223,6 +223,24 @@ def _no_grad(m: Any, x: Tensor, h: Tensor) -> Tensor:
     return k * torch.tanh(m.W(h) + m.U(x))
 
 
+def _repeated(times: int, update: Callable[[Tensor], Tensor]) -> Rule:
+    def step(m: Any, x: Tensor, h: Tensor) -> Tensor:
+        y = m.U(x) + m.W(h)
+        for _ in range(times):
+            y = update(y)
+        return torch.tanh(y)
+
+    return step
+
+
+def _pade(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    """Each of the two is made of both of the iteration before: 2^30 paths."""
+    p, q = m.U(x) + m.W(h), torch.ones_like(h)
+    for _ in range(30):
+        p, q = p + 0.1 * q, q + 0.1 * p * p / (1 + p * p)
+    return torch.tanh(p / q)
+
+
 def _of(phi: Callable[[Tensor], Tensor]) -> Rule:
     return lambda m, x, h: phi(m.U(x) + m.W(h))
 
@@ -296,6 +314,16 @@ FUSED: dict[str, tuple[Callable[[Any], None], Rule, tuple[int, ...]]] = {
     "weights of parameters": (two, lambda m, x, h: torch.tanh(h @ (m.W.weight * m.V.weight.sigmoid()).t() + m.U(x)), (HIDDEN,)),
     "GRUCell": (lambda m: setattr(m, "c", nn.GRUCell(INPUT, HIDDEN)), lambda m, x, h: m.c(x, h), (HIDDEN,)),
     "LSTMCell": (lambda m: setattr(m, "c", nn.LSTMCell(INPUT, HIDDEN)), lambda m, x, h, c: m.c(x, (h, c)), (HIDDEN, HIDDEN)),
+    "squared thirty times": (simple, _repeated(30, lambda y: y * y * 0.05 + 0.9 * y), (HIDDEN,)),
+    "doubled forty times": (simple, _repeated(40, lambda y: (y + y) * 0.5), (HIDDEN,)),
+    "a chain beyond Python's own stack": (simple, _repeated(260, lambda y: 1.01 * y - 0.001), (HIDDEN,)),
+    "two sequences of fractions": (simple, _pade, (HIDDEN,)),
+    "constants computed with": (
+        simple, lambda m, x, h: torch.tanh(m.W(h) + m.U(x) * torch.full_like(x[:, :1], 0.3).exp()) + 0.1 * torch.ones_like(h), (HIDDEN,)
+    ),
+    "truth values squared": (
+        simple, lambda m, x, h: _repeated(40, lambda y: torch.logical_and(y, y > 0).to(h.dtype))(m, x, h) * m.U(x), (HIDDEN,)
+    ),
     "RNNCell": (lambda m: setattr(m, "c", nn.RNNCell(INPUT, HIDDEN)), lambda m, x, h: m.c(x, h), (HIDDEN,)),
     **{
         f"unit {name}": (simple, _of(phi), (HIDDEN,))

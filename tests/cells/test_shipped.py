@@ -94,14 +94,15 @@ def test_an_absurd_option_of_a_cell_is_one_sentence(name, option, told):
         lookup.on_meta(name, I, H, [option])
 
 
-class ManyAdditions(Cell):
-    def __init__(self):
+class Repeated(Cell):
+    def __init__(self, times):
         super().__init__()
         self.U = torch.nn.Linear(I, H)
+        self.times = times
 
     def step(self, x, h):
         y = self.U(x) + h
-        for _ in range(3000):
+        for _ in range(self.times):
             y = torch.tanh(y)
         return y
 
@@ -113,7 +114,8 @@ class ManyAdditions(Cell):
             lambda: lookup.build("rhn", I, H, ["depth=101"]),
             "more than 100 matrix products follow each other in a step",
         ),
-        (ManyAdditions, "more operations follow each other in a step than can be read"),
+        (lambda: Repeated(1001), "it has more than 1,000 pointwise operations in the loop"),
+        (lambda: Repeated(3000), "it has more than 3,000 operations, too many to be read"),
     ],
 )
 @pytest.mark.parametrize("limit", [1000, 20_000])

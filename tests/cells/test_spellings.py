@@ -9,6 +9,7 @@ import torch
 
 from deeprnn.cells.plans import Request, plan_of
 from deeprnn.model.cell_loop import plain_loop, unroll_cell
+from deeprnn.model.recurrent import Recurrent
 from tests.cells.spellings import EQUIVALENT, FUSED, INPUT, PLAIN, SAME, SYMBOLS, Own, simple
 
 T, B = 6, 3
@@ -55,6 +56,19 @@ def test_described_cells_equal_their_own_step(name):
     make, rule, states = FUSED[name]
     torch.manual_seed(0)
     cell = Own(make, rule, states)
+    compare(cell, *example(cell))
+
+
+def test_what_shares_parts_is_explained_in_few_words():
+    make, rule, states = FUSED["two sequences of fractions"]
+    assert len(Recurrent(Own(make, rule, states)).explain()) < 10_000
+
+
+@pytest.mark.parametrize("factor", [1.0000001, 1.0000004])
+def test_constants_that_look_alike_are_told_apart(factor):
+    """Machine code is kept by what it computes, to the last digit."""
+    torch.manual_seed(0)
+    cell = Own(simple, lambda m, x, h: torch.tanh(m.U(x) + m.W(h)) * factor)
     compare(cell, *example(cell))
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace as replace_fields
 from functools import cached_property, lru_cache
 
 from deeprnn.cells.description import CellDescription, Rows, Stage
-from deeprnn.cells.expressions import Expression, constant, in_order, leaf, replace
+from deeprnn.cells.expressions import Expression, constant, in_order, leaf, replace_all
 from deeprnn.cells.functions import FUNCTIONS
 
 AVAILABLE = ("state", "output", "vector", "mask", "constant")
@@ -130,7 +130,7 @@ def chain_rule(outputs: tuple[Expression, ...], seeds: list[Expression]) -> dict
         partials = FUNCTIONS[node.op].partials(node.args, node)
         for arg, slope in zip(node.args, partials, strict=True):
             part = found[node] * slope
-            if arg.op != "constant" and part != constant(0.0):
+            if arg.op != "constant" and not (part.op == "constant" and part.value == 0.0):
                 found[arg] = found[arg] + part if arg in found else part
     return found
 
@@ -147,7 +147,7 @@ def _read_or_recompute(
     costly, inputs = (_saved(stored, formulas, functions) for functions in (True, False))
     chosen = inputs if len(inputs) < len(costly) else costly
     places = stored | {e: leaf("saved", s, k) for k, e in enumerate(chosen)}
-    return tuple(chosen), [replace(f, places) for f in formulas]
+    return tuple(chosen), replace_all(formulas, places)
 
 
 def _saved(

@@ -144,7 +144,7 @@ class CellDescription:
             {
                 "size": stage.size,
                 "preactivations": stage.preactivations,
-                "outputs": [to_data(e) for e in stage.outputs],
+                "outputs": to_data(stage.outputs),
             }
             for stage in self.stages
         ]
@@ -169,7 +169,7 @@ def from_text(text: str) -> CellDescription:
         Stage(
             stage["size"],
             tuple(_preactivation(*a) for a in stage["preactivations"]),
-            tuple(from_data(e) for e in stage["outputs"]),
+            from_data(stage["outputs"]),
         )
         for stage in data["stages"]
     )

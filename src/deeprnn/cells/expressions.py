@@ -3,12 +3,16 @@
 An expression is a leaf (a pre-activation, a state of the step before, an output of an earlier stage, a per-unit
 parameter, a per-step input, a constant) or a function of `functions.FUNCTIONS` applied to expressions. Expressions
 are plain frozen data: they compare and hash by what they compute, and can be written to text and read again.
+
+Parts are shared: written out as a tree, a step of 30 squarings would have a billion leaves. Whatever goes through
+expressions goes through `in_order`, and neither through all paths nor down Python's own stack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,35 +20,27 @@ LEAVES = ("preactivation", "state", "output", "vector", "mask", "saved", "gradie
 """kinds of leaves in descriptions; code generators have more of their own"""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Expression:
     """A leaf, whose `value` says which one, or the function `op` of other expressions."""
 
     op: str
     args: tuple[Expression, ...] = ()
     value: tuple[int, ...] | float = ()
+    digest: bytes = field(init=False)
+    """what is computed, in 16 bytes that are the same in every process: so two expressions compare at once"""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.op, self.args, self.value)))
+        own = blake2b(f"{self.op} {self.value!r}".encode(), digest_size=16)
+        for arg in self.args:
+            own.update(arg.digest)
+        object.__setattr__(self, "digest", own.digest())
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined]
+        return hash(self.digest)
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Expression):
-            return False
-        pairs, seen = [(self, other)], set()  # a list, for Python's own stack is soon full
-        while pairs:
-            a, b = pairs.pop()
-            if a is b or (id(a), id(b)) in seen:
-                continue
-            if (hash(a), a.op, a.value, len(a.args)) != (hash(b), b.op, b.value, len(b.args)):
-                return False
-            seen.add((id(a), id(b)))
-            pairs += zip(a.args, b.args, strict=True)
-        return True
+        return self is other or (isinstance(other, Expression) and self.digest == other.digest)
 
     @property
     def is_leaf(self) -> bool:
@@ -79,11 +75,9 @@ class Expression:
         return multiply(constant(-1.0), self) if self.op == "constant" else Expression("negative", (self,))
 
     def __str__(self) -> str:
-        if self.op == "constant":
-            return f"{self.value:g}"
-        if self.is_leaf:
-            return f"{self.op}{list(self.value)}"  # type: ignore[arg-type]
-        return f"{self.op}({', '.join(map(str, self.args))})"
+        return outline(self, 8)
+
+    __repr__ = __str__
 
 
 def constant(value: float) -> Expression:
@@ -177,12 +171,17 @@ def leaves_of(roots: Sequence[Expression], *kinds: str) -> list[Expression]:
 
 def replace(root: Expression, what: dict[Expression, Expression]) -> Expression:
     """The expression with parts of it replaced by others; what is put in is not searched again."""
+    return replace_all([root], what)[0]
+
+
+def replace_all(roots: Sequence[Expression], what: dict[Expression, Expression]) -> list[Expression]:
+    """As `replace`, of several that may share parts."""
     done = dict(what)
-    for node in in_order([root]):
+    for node in in_order(roots):
         if node not in done:
             args = tuple(done[a] for a in node.args)
             done[node] = node if args == node.args else Expression(node.op, args, node.value)
-    return done[root]
+    return [done[root] for root in roots]
 
 
 def fold(
@@ -195,20 +194,36 @@ def fold(
     return [values[root] for root in roots]
 
 
-def to_data(root: Expression) -> Any:
-    """As nested lists for JSON."""
-    if root.op == "constant":
-        return root.value
-    if root.is_leaf:
-        return [root.op, *root.value]  # type: ignore[misc]
-    return [root.op, *(to_data(a) for a in root.args)]
+def outline(e: Expression, depth: int) -> str:
+    """As text; what lies deeper than `depth` functions is "…"."""
+    if e.op == "constant":
+        return f"{e.value:g}"
+    if e.is_leaf:
+        return f"{e.op}{list(e.value)}"  # type: ignore[arg-type]
+    return f"{e.op}({', '.join(outline(a, depth - 1) for a in e.args)})" if depth else "…"
 
 
-def from_data(data: Any) -> Expression:
+def to_data(roots: Sequence[Expression]) -> dict[str, list]:
+    """As plain data for JSON: every part once, its arguments by their numbers, and the numbers of the roots."""
+    nodes = in_order(roots)
+    number = {node: k for k, node in enumerate(nodes)}
+
+    def row(node: Expression) -> Any:
+        if node.op == "constant":
+            return node.value
+        return [node.op, *(node.value if node.is_leaf else (number[a] for a in node.args))]  # type: ignore[misc]
+
+    return {"nodes": [row(node) for node in nodes], "roots": [number[root] for root in roots]}
+
+
+def from_data(data: dict[str, list]) -> tuple[Expression, ...]:
     """Read what `to_data` wrote."""
-    if isinstance(data, (int, float)):
-        return constant(data)
-    op, *rest = data
-    if op in LEAVES:
-        return leaf(op, *rest)
-    return Expression(op, tuple(from_data(a) for a in rest))
+    nodes: list[Expression] = []
+    for row in data["nodes"]:
+        if isinstance(row, (int, float)):
+            nodes.append(constant(row))
+        elif row[0] in LEAVES:
+            nodes.append(leaf(*row))
+        else:
+            nodes.append(Expression(row[0], tuple(nodes[k] for k in row[1:])))
+    return tuple(nodes[k] for k in data["roots"])

@@ -103,9 +103,6 @@ def _boundary(outputs: Sequence[fx.Node], kinds: Mapping[fx.Node, str]) -> list[
     return list(found)
 
 
-TOO_LONG = "more operations follow each other in a step than can be read"
-
-
 def trace(
     step: Callable[..., Any],
     module: nn.Module,
@@ -122,11 +119,8 @@ def trace(
     except Undescribable as error:
         error.may_write = False
         raise
-    except (
-        Exception
-    ) as error:  # a fault here should not keep anybody from calling a step that torch can compute
-        reason = TOO_LONG if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
-        refusal = Undescribable(f"reading it failed: {reason}")
+    except Exception as error:  # a fault here should not keep anybody from a step that torch can compute
+        refusal = Undescribable(f"reading it failed: {type(error).__name__}: {error}")
         refusal.may_write = False
         raise refusal from error
 

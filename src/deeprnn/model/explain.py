@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -12,10 +12,11 @@ from deeprnn.backends.choose import choose, why_not
 from deeprnn.backends.registry import PREFERENCE
 from deeprnn.cells.adjoint import adjoint
 from deeprnn.cells.cell import OWN_START, Cell, has_own_start
-from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Vector
-from deeprnn.cells.expressions import Expression
+from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Stage, Vector
+from deeprnn.cells.expressions import Expression, in_order
 from deeprnn.cells.plans import Plan, Request, plan_of
 from deeprnn.cells.trace import Traced
+from deeprnn.cells.tracing.algebra import uses
 from deeprnn.cells.tracing.operations import name_of
 
 MEANINGS = {
@@ -23,6 +24,18 @@ MEANINGS = {
     "select": "select(c, a, b) = a where c is not 0, else b",
 }
 INFIX = {"add": " + ", "subtract": " − ", "multiply": " · ", "divide": " / "}
+SUMS = ("add", "subtract")
+BRACKETS = {
+    "add": ((), ("negative",)),
+    "subtract": ((), (*SUMS, "negative")),
+    "multiply": (SUMS, (*SUMS, "negative")),
+    "divide": (SUMS, (*INFIX, "negative")),
+}
+"""signs of a first and of a second argument that has to stand in brackets"""
+SHORT, LONG = 20, 100
+"""letters of a part that is written out wherever it is used, and of one that gets a name though it is used once"""
+DEEPEST = 8
+"""of what is computed before the loop: operations inside each other that are written out"""
 
 
 def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Tensor]] | None = None) -> str:
@@ -112,35 +125,75 @@ class Names:
             own = [self.states[k] for k, new in enumerate(cell.new_states) if new == output]
             inner = sum(o not in cell.new_states for o in self.outputs) + 1
             self.outputs[output] = own[0] if own else f"z{inner}"
+        self.named = 0
+        stages = [self._stage(stage, s, adjoint(cell).stages[s].saved) for s, stage in enumerate(cell.stages)]
+        self.lines, self.spelled = zip(*stages, strict=True)
 
     def vector(self, v: Vector) -> str:
         """A vector that a matrix multiplies."""
         return f"{self.states[v.index]}(t-1)" if v.kind == "state" else self.outputs[Output(v.stage, v.index)]
 
-    def text(self, e: Expression, stage: int) -> str:
-        """An expression, as it would be written by hand."""
+    def _stage(
+        self, stage: Stage, s: int, saved: tuple[Expression, ...]
+    ) -> tuple[list[Line], dict[Expression, Spelled]]:
+        """A stage line by line, and how its parts are spelled in them.
+
+        Parts that are used again, and those of very long formulas, get names of their own: written out as a tree, a
+        formula may be larger than any memory.
+        """
+        outputs = {e: Output(s, k) for k, e in enumerate(stage.outputs)}
+        roots = [*stage.outputs, *saved]
+        count = uses(roots)
+        lines: list[Line] = []
+        spelled: dict[Expression, Spelled] = {}
+        for e in in_order(roots):
+            own = spelled[e] = self._leaf(e) if e.is_leaf else _applied(e, [spelled[a] for a in e.args])
+            if e in outputs:
+                lines.append(Line(self.outputs[outputs[e]], own.text, outputs[e]))
+            elif not e.is_leaf and len(own.text) > (SHORT if count[e] > 1 else LONG):
+                self.named += 1
+                lines.append(Line(f"p{self.named}", own.text))
+            else:
+                continue
+            spelled[e] = own if e.is_leaf else Spelled(lines[-1].name)
+        return lines, spelled
+
+    def _leaf(self, e: Expression) -> Spelled:
         index: Any = e.value
         if e.op == "constant":
-            return f"{e.value:g}"
+            return Spelled(f"{e.value:g}")
         if e.op == "preactivation":
-            return f"a{index[0] + 1}"
+            return Spelled(f"a{index[0] + 1}")
         if e.op == "state":
-            return f"{self.states[index[0]]}(t-1)"
+            return Spelled(f"{self.states[index[0]]}(t-1)")
         if e.op == "output":
-            return self.outputs[Output(*index)]
-        if e.op in ("vector", "mask"):
-            return f"{'v' if e.op == 'vector' else 'mask'}{index[0] + 1}"
-        if e.op in ("saved", "gradient"):
-            return f"{e.op}{list(index)}"
-        args = [self.text(a, stage) for a in e.args]
-        if e.op in INFIX:
-            parts = [f"({a})" if _loose(own, e.op) else a for a, own in zip(args, e.args, strict=True)]
-            return INFIX[e.op].join(parts)
-        return f"{e.op}({', '.join(args)})"
+            return Spelled(self.outputs[Output(*index)])
+        return Spelled(f"{'v' if e.op == 'vector' else 'mask'}{index[0] + 1}")
 
 
-def _loose(e: Expression, outer: str) -> bool:
-    return e.op in ("add", "subtract") and outer != "add"
+class Line(NamedTuple):
+    """A formula and its name; an output of the stage, or a part of the formulas behind it."""
+
+    name: str
+    text: str
+    output: Output | None = None
+
+
+class Spelled(NamedTuple):
+    """Text, and the arithmetic sign that stands in it outside all brackets."""
+
+    text: str
+    sign: str = ""
+
+
+def _applied(e: Expression, args: Sequence[Spelled]) -> Spelled:
+    """A function, as it would be written by hand."""
+    if e.op == "negative":
+        return Spelled(f"−({args[0].text})" if args[0].sign else f"−{args[0].text}", "negative")
+    if e.op not in INFIX:
+        return Spelled(f"{e.op}({', '.join(a.text for a in args)})")
+    texts = [f"({a.text})" if a.sign in BRACKETS[e.op][k] else a.text for k, a in enumerate(args)]
+    return Spelled(INFIX[e.op].join(texts), e.op)
 
 
 def _span(places: tuple[int, ...]) -> str:
@@ -179,10 +232,9 @@ def _stage(cell: CellDescription, s: int, names: Names) -> list[str]:
     lines = [f"  stage {s + 1}: {stage.size} units"]
     for i, a in enumerate(stage.preactivations, 1):
         lines.append(f"    a{i} = {_preactivation(a, stage.size, names)}")
-    for k, e in enumerate(stage.outputs):
-        output = Output(s, k)
+    for name, text, output in names.lines[s]:
         travels = "travels to all units" if output in cell.travelling else "stays with its unit"
-        lines.append(f"    {names.outputs[output]} = {names.text(e, s)}    ({travels})")
+        lines.append(f"    {name} = {text}" + ("" if output is None else f"    ({travels})"))
     return lines
 
 
@@ -201,7 +253,7 @@ def _rows(rows: Rows, size: int) -> str:
 
 def _backward(cell: CellDescription, names: Names) -> list[str]:
     own = adjoint(cell)
-    saved = [names.text(e, s) for s, stage in enumerate(own.stages) for e in stage.saved]
+    saved = [names.spelled[s][e].text for s, stage in enumerate(own.stages) for e in stage.saved]
     numbers = sum(cell.stages[s].size for s, _ in own.saved)
     what = f"saves {', '.join(saved)} ({numbers} numbers a step)" if saved else "saves nothing more"
     return [f"for backward: reads all of the above that is named, and {what}"]
@@ -220,7 +272,7 @@ def _backend(cell: CellDescription, request: Request, backend: str) -> str:
     return f"backend: {chosen} on {request.device} in {request.dtype}{why}"
 
 
-def _node(node: Any, paths: Mapping[fx.Node, str]) -> str:
+def _node(node: Any, paths: Mapping[fx.Node, str], deep: int = DEEPEST) -> str:
     """What is computed before the loop, as an expression of the cell's tensors."""
     if not isinstance(node, fx.Node):
         return f"{node:g}" if isinstance(node, float) else str(node)
@@ -230,14 +282,19 @@ def _node(node: Any, paths: Mapping[fx.Node, str]) -> str:
         return f"constant {tuple(node.meta['shape'])}"
     if node.op == "placeholder":
         return "random numbers" if node.meta.get("draw") else node.name
-    name, args = name_of(node), [_node(a, paths) for a in node.args if isinstance(a, fx.Node)]
+    if not deep:
+        return "…"
+    name, args = name_of(node), [_node(a, paths, deep - 1) for a in node.args if isinstance(a, fx.Node)]
     if name == "t":
         return f"{args[0]}ᵀ"
     if name == "slice":
         dim, start, end = (*node.args[1:4], None, None)[:3]  # type: ignore[misc]
-        return f"{args[0]}[{':, ' * dim}{start}:{end}]"  # type: ignore[operator]
+        last = node.args[0].meta["shape"][dim or 0]  # type: ignore[union-attr]
+        return f"{args[0]}[{':, ' * (dim or 0)}{start}:{last if end is None else min(end, last)}]"  # type: ignore[operator]
+    if name == "select":
+        return f"{args[0]}[{':, ' * node.args[1]}{node.args[2]}]"  # type: ignore[operator]
     if name in ("cat", "stack"):
-        return f"[{', '.join(_node(a, paths) for a in node.args[0])}]"  # type: ignore[union-attr]
+        return f"[{', '.join(_node(a, paths, deep - 1) for a in node.args[0])}]"  # type: ignore[union-attr]
     if name in ("_to_copy", "reshape", "view", "expand", "lift_fresh"):
         return args[0]
     numbers = [_node(a, paths) for a in node.args if isinstance(a, (int, float))]

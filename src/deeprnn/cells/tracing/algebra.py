@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from deeprnn.cells.expressions import Expression, apply, constant, in_order
+from deeprnn.cells.expressions import Expression, apply, constant, in_order, outline
 
 ONE = constant(1.0)
+SUMS = ("add", "subtract", "negative")
 COMMUTATIVE = ("add", "multiply", "maximum", "minimum", "equal")
 RANKS = ("preactivation", "state", "output", "vector", "mask", "constant")
 
@@ -86,7 +88,7 @@ def _from_difference(e: Expression) -> Expression | None:
 
 def _from_three_terms(e: Expression) -> Expression | None:
     """a − z a + z b in any order."""
-    terms = flattened(e, lambda _: True)
+    terms = flattened(e, lambda _: True, most=3)
     if len(terms) != 3:
         return None
     for i, minus in enumerate(terms):
@@ -108,20 +110,18 @@ class Term(NamedTuple):
     term: Expression
 
 
-def flattened(e: Expression, open_up: Callable[[Expression], bool]) -> list[Term]:
-    """The terms of a sum; inner sums are opened where `open_up` allows it."""
+def flattened(e: Expression, open_up: Callable[[Expression], bool], most: float = math.inf) -> list[Term]:
+    """The terms of a sum; inner sums are opened where `open_up` allows it, and no further beyond `most` terms."""
     found: list[Term] = []
-
-    def collect(e: Expression, sign: int, top: bool) -> None:
-        if e.op in ("add", "subtract") and (top or open_up(e)):
-            collect(e.args[0], sign, False)
-            collect(e.args[1], sign if e.op == "add" else -sign, False)
-        elif e.op == "negative" and (top or open_up(e)):
-            collect(e.args[0], -sign, False)
-        else:
-            found.append(Term(sign, e))
-
-    collect(e, 1, True)
+    waiting = [Term(1, e)]
+    while waiting:
+        sign, inner = waiting.pop()
+        opens = inner.op in SUMS and (inner is e or open_up(inner)) and len(found) + len(waiting) <= most
+        if not opens:
+            found.append(Term(sign, inner))
+            continue
+        signs = (-sign,) if inner.op == "negative" else (sign, sign if inner.op == "add" else -sign)
+        waiting += [Term(*pair) for pair in zip(signs, inner.args, strict=True)][::-1]
     return found
 
 
@@ -146,9 +146,14 @@ def uses(roots: Sequence[Expression]) -> dict[Expression, int]:
     return count
 
 
+def _rank(e: Expression) -> tuple[int, str, bytes]:
+    """Functions first, by their names; what looks the same from above in some order that is always the same."""
+    return RANKS.index(e.op) + 1 if e.op in RANKS else 0, outline(e, 4), e.digest
+
+
 def ordered(e: Expression) -> Expression:
     """Arguments of commutative functions in one order, so that equal formulas are equal expressions."""
     if e.op not in COMMUTATIVE:
         return e
-    args = tuple(sorted(e.args, key=lambda a: (RANKS.index(a.op) + 1 if a.op in RANKS else 0, str(a))))
+    args = tuple(sorted(e.args, key=_rank))
     return e if args == e.args else Expression(e.op, args)

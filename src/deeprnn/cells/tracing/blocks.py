@@ -89,20 +89,24 @@ class Blocks:
     blocks: list[Block] = field(default_factory=list)
     values: dict[fx.Node, Tensor] = field(default_factory=dict)  # names of numbers
     total: int = 0
+    _starts: list[int] = field(default_factory=list)
 
     def add(self, block_type: type, width: int, *fields: Any) -> Any:
         block = block_type(self.total, width, *fields)
         self.blocks.append(block)
+        self._starts.append(block.start)
         self.total += width
         return block
 
     def starts(self) -> Index:
-        return np.array([b.start for b in self.blocks])
+        return np.array(self._starts)
 
-    def grouped(self, numbers: Sequence[Index]) -> list[tuple[tuple[Block, ...], Index]]:
+    def grouped(self, numbers: Sequence[Index] | Index) -> list[tuple[tuple[Block, ...], Index]]:
         """Positions at which the same blocks meet, and those blocks."""
         starts = self.starts()
         owners = np.stack([np.searchsorted(starts, n, side="right") - 1 for n in numbers])
+        if (owners == owners[:, :1]).all():
+            return [(tuple(self.blocks[i] for i in owners[:, 0]), np.arange(owners.shape[1]))]
         unique, inverse = np.unique(owners, axis=1, return_inverse=True)
         first = [int(np.argmax(inverse == k)) for k in range(unique.shape[1])]
         return [
@@ -147,12 +151,15 @@ class Blocks:
             at = np.flatnonzero(rows == row)
             if not len(at):
                 continue
-            new = np.zeros(len(at), dtype=np.int64)
-            for blocks, positions in self.grouped([n[at] for n in numbers]):
-                pairs = [(b, n[at][positions] - b.start) for b, n in zip(blocks, numbers, strict=True)]
+            own = np.stack([n[at] for n in numbers])
+            # A constant has one number for all rows of a batch, and so has what is computed from it.
+            once, place = (own, np.arange(len(at))) if row else np.unique(own, axis=1, return_inverse=True)
+            new = np.zeros(once.shape[1], dtype=np.int64)
+            for blocks, positions in self.grouped(once):
+                pairs = [(b, n[positions] - b.start) for b, n in zip(blocks, once, strict=True)]
                 block = self.add(Computed, len(positions), build, pairs, node)
                 new[positions] = np.arange(block.start, block.start + block.width)
-            result[at] = new * ROWS + row
+            result[at] = new[place.reshape(-1)] * ROWS + row
             for other in range(2, ROWS) if row else ():  # the other rows of the batch look the same
                 there = np.flatnonzero(rows == other)
                 if len(there) != len(at) or any((n[there] != n[at]).any() for n in numbers):

@@ -23,6 +23,9 @@ from deeprnn.cells.tracing.operations import FILLS, MOVES, ROW_WISE, SAME, name_
 from deeprnn.cells.tracing.outside import Outside
 from deeprnn.cells.tracing.recording import Undescribable, where
 
+MOST_POINTWISE = 1000
+"""pointwise operations in the loop: reading and compiling more would take longer than a few seconds"""
+
 
 @dataclass
 class Columns(Outside):
@@ -30,6 +33,7 @@ class Columns(Outside):
 
     cuts: list[list[Index]] = field(default_factory=list)
     atoms: list[State] = field(default_factory=list)  # the parts
+    pointwise: int = 0  # operations
 
     def read(self, parameters: set[str], otherwise: Callable[[Columns, fx.Node], Tensor]) -> None:
         """Follow every node; `parameters` are the names of held tensors that may have gradients.
@@ -93,6 +97,9 @@ class Columns(Outside):
             self._row(node, inner, name)
         elif name in EXPRESSIONS:
             self._check_type(node)
+            self.pointwise += 1
+            if self.pointwise > MOST_POINTWISE:
+                raise Undescribable(f"it has more than {MOST_POINTWISE:,} pointwise operations in the loop")
             flat, build = _arguments_apart(inner)
             self.values[node] = self.compute(build, [self.names(a) for a in flat], node)
         else:

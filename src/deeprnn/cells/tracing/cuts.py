@@ -73,8 +73,8 @@ def _reaching(graph: dict[Vertex, dict[Vertex, float]], end: Vertex) -> set[Vert
     """Vertices from which the end can be reached along edges that have capacity left."""
     found, queue = {end}, [end]
     for vertex in queue:
-        for other, edges in graph.items():
-            if other not in found and edges.get(vertex, 0) > 0:
+        for other in graph.get(vertex, ()):  # every edge is there in both directions
+            if other not in found and graph[other][vertex] > 0:
                 found.add(other)
                 queue.append(other)
     return found

@@ -71,12 +71,17 @@ def _truth(a: E) -> Expression:
 
 def _is_truth(e: Expression) -> bool:
     """Whether an expression is 0 or 1 by the way it is made."""
-    if e.op in ("greater", "equal", "step"):
-        return True
-    if e.op == "constant":
-        return e.value in (0.0, 1.0)
-    complement = e.op == "subtract" and e.args[0] == constant(1.0)
-    return (complement or e.op == "multiply") and all(_is_truth(a) for a in e.args)
+    waiting, seen = [e], set()
+    while waiting:
+        if (part := waiting.pop()) in seen or part.op in ("greater", "equal", "step"):
+            continue
+        seen.add(part)
+        complement = part.op == "subtract" and part.args[0] == constant(1.0)
+        if complement or part.op == "multiply":
+            waiting += part.args
+        elif part.op != "constant" or part.value not in (0.0, 1.0):
+            return False
+    return True
 
 
 def _clamp(x: Expression, low: E | None = None, high: E | None = None) -> Expression:

@@ -74,7 +74,7 @@ class Pulled:
 
     def piece(self, kind: str, block: Block, index: Index) -> Expression:
         """A leaf for numbers of a block."""
-        key = (id(block), index.tobytes())
+        key = _key(block, index)
         if key not in self.numbers:
             self.numbers[key] = len(self.pieces)
             self.pieces.append((block, index))
@@ -82,12 +82,21 @@ class Pulled:
 
     def expression(self, block: Block, index: Index) -> Expression:
         """Those numbers of a block as an expression of leaves."""
-        key = (id(block), index.tobytes())
-        if key not in self.memo:
-            self.memo[key] = self._expression(block, index)
-        return self.memo[key]
+        waiting = [(block, index)]  # a list, for Python's own stack is soon full
+        while waiting:
+            own, places = waiting[-1]
+            operands = [(b, i[places]) for b, i in own.operands] if isinstance(own, Computed) else []
+            unknown = [operand for operand in operands if _key(*operand) not in self.memo]
+            if unknown:
+                waiting += reversed(unknown)
+                continue
+            waiting.pop()
+            if _key(own, places) not in self.memo:
+                args = [self.memo[_key(*operand)] for operand in operands]
+                self.memo[_key(own, places)] = self._expression(own, places, args)
+        return self.memo[_key(block, index)]
 
-    def _expression(self, block: Block, index: Index) -> Expression:
+    def _expression(self, block: Block, index: Index, args: list[Expression]) -> Expression:
         if isinstance(block, Filled):
             return constant(block.value)
         if isinstance(block, Known):
@@ -97,7 +106,6 @@ class Pulled:
         if isinstance(block, State):
             return self._state(block, index)
         assert isinstance(block, Computed)
-        args = [self.expression(b, own[index]) for b, own in block.operands]
         try:
             return block.build(*args)
         except NotImplementedError as error:
@@ -120,6 +128,10 @@ class Pulled:
             Multiplied, len(index), [Part(atom, whole, whole)], self.columns.constant(chooser), node
         )
         return self.piece("product", moved, np.arange(len(index)))
+
+
+def _key(block: Block, index: Index) -> tuple[int, bytes]:
+    return id(block), index.tobytes()
 
 
 def pulled(read: Callable[[list[list[Index]]], Columns], states: Sequence[int]) -> Pulled:

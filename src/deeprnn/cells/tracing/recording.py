@@ -27,6 +27,8 @@ from deeprnn.cells.tracing.side_effects import heard, iterator_of, undone
 aten = torch.ops.aten
 SIZES = (3, 5)
 """batch sizes of the two runs"""
+MOST_RECORDED = 3000
+"""operations of a step: one is read in half a millisecond, and most of these would be gone before the loop"""
 TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 UNSEEN = ("numpy", "tolist", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__", "data")
 """ways to a tensor's numbers that torch cannot record"""
@@ -136,7 +138,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.found = Recording()
-        self.line = ""
+        self.line, self.count = "", 0
         self.called = ""  # torch's function, which may be several operations
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Tensor] = []  # a tensor's id stays its own while it lives
@@ -176,6 +178,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.count += 1
+        if self.count > MOST_RECORDED:
+            raise Undescribable(f"it has more than {MOST_RECORDED:,} operations, too many to be read")
         if func in (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default):
             raise Undescribable(f"the step asks for the value of a tensor ({self.line})")
         if func._schema.is_mutable:

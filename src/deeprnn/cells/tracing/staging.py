@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from deeprnn.cells.expressions import Expression, in_order, leaf, replace
-from deeprnn.cells.tracing.algebra import Term, flattened, mixed, plain, rewritten, summed, uses
+from deeprnn.cells.expressions import Expression, in_order, leaf, replace, replace_all
+from deeprnn.cells.tracing.algebra import SUMS, Term, flattened, mixed, plain, rewritten, summed, uses
 from deeprnn.cells.tracing.blocks import Multiplied, State
 from deeprnn.cells.tracing.cuts import minimal_cut
 from deeprnn.cells.tracing.pulling import Pulled
@@ -67,24 +68,36 @@ class Staging:
     # ---- sums
 
     def _gather(self, e: Expression) -> Expression:
-        if e not in self._gathered:
-            self._gathered[e] = self._gather_anew(e)
-        return self._gathered[e]
+        """The expression with what a pre-activation can add up as `sum` leaves."""
+        known, waiting = self._gathered, [(e, *self._apart(e))]  # a list, for Python's own stack is soon full
+        while waiting:
+            node, own, rest = waiting[-1]
+            unknown = [t.term for t in rest if t.term not in known]
+            if unknown:
+                waiting += [(inner, *self._apart(inner)) for inner in reversed(unknown)]
+                continue
+            waiting.pop()
+            terms = [Term(t.sign, known[t.term]) for t in rest]
+            if node in known:
+                continue
+            if own:
+                known[node] = summed([Term(1, self._sum(own)), *terms])
+            else:
+                known[node] = Expression(node.op, tuple(t.term for t in terms), node.value) if terms else node
+        return known[e]
 
-    def _gather_anew(self, e: Expression) -> Expression:
+    def _apart(self, e: Expression) -> tuple[list[Term], list[Term]]:
+        """What of an expression one pre-activation adds up, and its other terms; or nothing, and its arguments."""
         if e.op in ("product", "row"):
-            return self._sum([Term(1, e)])
-        if e.op in ("add", "subtract", "negative"):
+            return [Term(1, e)], []
+        if e.op in SUMS:
             terms = flattened(e, lambda inner: self._count[inner] == 1)
             own = [t for t in terms if t.term.op in ("product", "row") and self._count[t.term] == 1]
             if any(t.term.op == "row" for t in own):
                 own += [t for t in terms if t.term.op == "fixed"]
             if len(own) > 1 or (own and own[0].sign < 0):
-                rest = [Term(t.sign, self._gather(t.term)) for t in terms if t not in own]
-                return summed([Term(1, self._sum(own)), *rest])
-        if not e.args:
-            return e
-        return Expression(e.op, tuple(self._gather(a) for a in e.args), e.value)
+                return own, [t for t in terms if t not in own]
+        return [], [Term(1, a) for a in e.args]
 
     def _sum(self, terms: list[Term]) -> Expression:
         pieces = {
@@ -148,19 +161,24 @@ class Staging:
             e: leaf("ready", k) for k, (e, own) in enumerate(self.where.items()) if own.level < slot.level
         }
         back = {new: e for e, new in ready.items()}
-        roots = [replace(e, ready) for e in self.slots[slot]]
+        roots = replace_all(self.slots[slot], ready)
 
         def earlier(e: Expression) -> bool:
             return e.op == "sum" and 0 < self.sum_level(self.sums[e.value[0]]) < slot.level  # type: ignore[index]
 
-        for e in minimal_cut(roots, earlier, lambda e: self._level_apart(e) < slot.level):
+        apart = self._levels_apart(roots)
+        for e in minimal_cut(roots, earlier, lambda e: apart[e] < slot.level):
             value = replace(e, back)
             if Slot(max(1, self.level(value)), slot.size) in self.slots:
                 self._place(value, slot.size)
 
-    def _level_apart(self, e: Expression) -> int:
-        """The level of an expression in which what is ready counts for nothing."""
-        return max((self.sum_level(self.sums[n.value[0]]) for n in in_order([e]) if n.op == "sum"), default=0)  # type: ignore[index]
+    def _levels_apart(self, roots: Sequence[Expression]) -> dict[Expression, int]:
+        """The level of every part, where what is ready counts for nothing."""
+        levels: dict[Expression, int] = {}
+        for e in in_order(roots):
+            own = self.sum_level(self.sums[e.value[0]]) if e.op == "sum" else 0  # type: ignore[index]
+            levels[e] = max((levels[a] for a in e.args), default=own)
+        return levels
 
     @cached_property
     def order(self) -> list[Slot]:

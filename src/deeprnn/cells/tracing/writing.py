@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Product, Rows, Stage, Vector
-from deeprnn.cells.expressions import Expression, in_order, leaf, replace
+from deeprnn.cells.expressions import Expression, in_order, leaf, replace_all
 from deeprnn.cells.tracing.algebra import ordered, rewritten
 from deeprnn.cells.tracing.blocks import Index, Multiplied, Part, State
 from deeprnn.cells.tracing.products import chosen
@@ -69,7 +69,7 @@ class Written:
 
     def _draft(self, s: int, slot: Slot) -> Draft:
         earlier = {e: leaf("output", *place) for e, place in self.places.items() if place.stage < s}
-        outputs = [replace(e, earlier) for e in self.outputs[s]]
+        outputs = replace_all(self.outputs[s], earlier)
         sums = [n for n in in_order(outputs) if n.op == "sum"]
         draft = Draft(slot, outputs, {})
         for n in sums:
@@ -151,7 +151,7 @@ class Written:
                 if number not in known:
                     known.append(number)
                 leaves[node] = leaf(kind, known.index(number))
-        outputs = [replace(e, leaves) for e in draft.outputs]
+        outputs = replace_all(draft.outputs, leaves)
         sorted_args = rewritten(outputs, ordered)
         return Stage(draft.slot.size, tuple(preactivations), tuple(sorted_args[e] for e in outputs))
 

@@ -16,7 +16,7 @@ from deeprnn.backends.cpu.jit.pointwise import Pointwise, Read, Write, value_lea
 from deeprnn.backends.gradients import shared_products
 from deeprnn.cells.adjoint import Adjoint, adjoint
 from deeprnn.cells.description import CellDescription, Output, Rows, Stage, Vector
-from deeprnn.cells.expressions import Expression, in_order, replace
+from deeprnn.cells.expressions import Expression, in_order, replace_all
 
 
 class Operand(NamedTuple):
@@ -140,9 +140,10 @@ class _StageBuilder:
         """With leaves replaced by numbers in the order of their first use."""
         leaves = [n for n in in_order([e for e, _ in results]) if n.is_leaf and n.op != "constant"]
         numbers = {node: value_leaf(i) for i, node in enumerate(leaves)}
+        numbered = replace_all([e for e, _ in results], numbers)
         return Pointwise(
             tuple(self.values[node] for node in leaves),
-            tuple((replace(e, numbers), writes) for e, writes in results),
+            tuple((e, writes) for e, (_, writes) in zip(numbered, results, strict=True)),
         )
 
 

@@ -14,12 +14,15 @@ from deeprnn.backends.cpu.jit.builder import I64, POINTER
 from deeprnn.backends.cpu.jit.emitter import Emitter
 from deeprnn.backends.cpu.jit.number import FLOAT, Number
 from deeprnn.backends.cpu.jit.tables import View
-from deeprnn.cells.expressions import Expression, fold
+from deeprnn.cells.expressions import Expression, fold, in_order
 from deeprnn.cells.functions import FUNCTIONS
 
 ARGUMENTS = (POINTER, POINTER, I64, I64, I64, I64, I64, POINTER, I64)
 """addresses of the stage's views at this step; their table; first row, rows; first unit, units of the stage, vectors
 of the panel; the tile's sums, bytes of one of them"""
+
+MOST_INLINE = 24
+"""costly functions that are written out where they are used: LLVM takes 10 ms for each, and more than linear time"""
 
 
 class Read(NamedTuple):
@@ -48,7 +51,7 @@ class Pointwise(NamedTuple):
     results: tuple[tuple[Expression, tuple[Write, ...]], ...]
 
     def __str__(self) -> str:
-        results = [(str(expression), writes) for expression, writes in self.results]
+        results = [(expression.digest.hex(), writes) for expression, writes in self.results]
         return f"{self.values} {results}"
 
 
@@ -151,10 +154,16 @@ class _Writer:
         def leaf_value(node: Expression) -> Any:
             return e.splat(node.value) if node.op == "constant" else values[node.value[0]]  # type: ignore[index]
 
-        def applied(name: str, args: list[Any]) -> Any:
-            return FUNCTIONS[name].llvm(e, *args)
+        roots = [expression for expression, _ in self.program.results]
+        costly = [n for n in in_order(roots) if n.op in FUNCTIONS and not FUNCTIONS[n.op].cheap]
 
-        computed = fold([expression for expression, _ in self.program.results], leaf_value, applied)
+        def applied(name: str, args: list[Any]) -> Any:
+            function = FUNCTIONS[name]
+            if function.cheap or len(costly) <= MOST_INLINE:
+                return function.llvm(e, *args)
+            return e.shared(f"{name}_of_{len(args)}", lambda *x: function.llvm(e, *x), *args)
+
+        computed = fold(roots, leaf_value, applied)
         return [
             e.b.fadd(memory[write.slot, write.step], result) if write.add else result
             for result, (_, writes) in zip(computed, self.program.results, strict=True)
