@@ -7,16 +7,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deeprnn.backends.cuda import nvrtc
+from tests.backends.compiling import library
 from tests.backends.grid import fresh_seed
 
-HERE = Path(__file__).parent / "emulation"
-FOLDERS = (HERE, nvrtc.FOLDER, nvrtc.FOLDER / "gemm")  # an emulated header comes before the real one
 HALF = b"_Float16 x;"
 
 
@@ -35,7 +33,7 @@ def needs_half() -> None:
 class Blocks:
     """Has the `launch` of `driver.Kernel`; the product of a warpgroup is a function of the emulation."""
 
-    def __init__(self, folder: Path, source: str, name: str, macros: Mapping[str, str], shared: int):
+    def __init__(self, source: str, name: str, macros: Mapping[str, str], shared: int):
         given = {**macros, "MULTIPLY(d, a, b, add)": "multiply(d, a, b, add)"}
         text = "".join(f"#define {k} {v}\n" for k, v in given.items())
         text += (nvrtc.FOLDER / source).read_text()
@@ -44,14 +42,8 @@ class Blocks:
             r"(extern )?__shared__ __align__\(128\) unsigned char (\w+)\[.*?\];", r"u8* \2 = nullptr;", text
         )
         text = re.sub(r'asm volatile\("" : .*?\);', "", text)
-        text += f"\n#define KERNEL {name}\n#define JOB Job\n" + (HERE / "blocks.h").read_text()
-        file = (
-            folder / f"{name}-{len(list(folder.iterdir()))}.cpp"
-        )  # a library of a known name is not loaded again
-        file.write_text(text)
-        options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *(f"-I{f}" for f in FOLDERS)]
-        subprocess.run(["g++", *options, "-o", f"{file}.so", file], check=True)
-        self.run, self.shared = ctypes.CDLL(f"{file}.so").run, shared
+        text += f'\n#define KERNEL {name}\n#define JOB Job\n#include "blocks.h"\n'
+        self.run, self.shared = library(text).run, shared
         self.run.restype = ctypes.c_char_p
 
     def launch(

@@ -70,29 +70,27 @@ class Library:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
+def kernels():
     """Compiled once for all tests: columns or width, and what else decides."""
     if shutil.which("g++") is None:
         pytest.skip("the emulation needs g++")
     needs_half()
-    folder = tmp_path_factory.mktemp("direct")
 
     @lru_cache
     def tall(columns, device):
         shared = {"split_columns": 2 * 128 * 128, "outer": outer_products.shared(columns), "collect": 0}
         source, macros = "gemm/outer_products.cu", outer_products.macros(columns)
-        return [Recordable(Blocks(folder, source, n, macros, b)) for n, b in shared.items()]
+        return [Recordable(Blocks(source, n, macros, b)) for n, b in shared.items()]
 
     @lru_cache
     def rows(width, inner, device):
         given = row_products.macros(width, inner), row_products.shared(width, inner)
         names = "split", "rows_times"
-        return [Recordable(Blocks(folder, "gemm/short_rows.cu", name, *given)) for name in names]
+        return [Recordable(Blocks("gemm/short_rows.cu", name, *given)) for name in names]
 
     @lru_cache
     def scan(jobs, device, arch):
-        own = tmp_path_factory.mktemp("scan")
-        return Recordable(Small(own, "recurrence/max_abs_scan.cu", "max_abs_scan", {"JOBS": jobs}))
+        return Recordable(Small("recurrence/max_abs_scan.cu", "max_abs_scan", {"JOBS": jobs}))
 
     return tall, rows, scan, lru_cache(lambda *given: Recordable(emulated_kernel(*given)))
 

@@ -92,7 +92,7 @@ def test_shared_memory_suffices_for_every_tile():
 
 
 @pytest.fixture
-def emulated(monkeypatch, tmp_path):
+def emulated(monkeypatch):
     """Both modules with kernels compiled for the CPU and few processors."""
     needs_half()
 
@@ -100,8 +100,7 @@ def emulated(monkeypatch, tmp_path):
     def tall_kernels(columns, device):
         shared = {"split_columns": 2 * 128 * 128, "outer": outer_products.shared(columns), "collect": 0}
         return [
-            Blocks(tmp_path, "gemm/outer_products.cu", n, outer_products.macros(columns), b)
-            for n, b in shared.items()
+            Blocks("gemm/outer_products.cu", n, outer_products.macros(columns), b) for n, b in shared.items()
         ]
 
     @lru_cache
@@ -109,7 +108,7 @@ def emulated(monkeypatch, tmp_path):
         short = inner <= row_products.SHORT
         source, split = ("gemm/short_rows.cu", "split") if short else ("gemm/long_rows.cu", "split_matrix")
         given = row_products.macros(width, inner), row_products.shared(width, inner)
-        return [Blocks(tmp_path, source, name, *given) for name in (split, "rows_times")]
+        return [Blocks(source, name, *given) for name in (split, "rows_times")]
 
     monkeypatch.setattr(outer_products, "kernels", tall_kernels)
     monkeypatch.setattr(row_products, "kernels", row_kernels)

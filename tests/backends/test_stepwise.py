@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -18,16 +20,10 @@ CELLS = by_name(5)
 
 
 @pytest.fixture
-def emulated(monkeypatch, tmp_path):
-    kernels = {}
-
+def emulated(monkeypatch):
+    @cache
     def load_kernel(own, stage, device):
-        if (own, stage) not in kernels:
-            folder = tmp_path / str(len(kernels))
-            folder.mkdir()
-            macros, headers = {"STAGE": stage}, {"cell.cuh": header(own)}
-            kernels[own, stage] = Small(folder, "stepwise/stepwise.cu", "epilogue_step", macros, headers)
-        return kernels[own, stage]
+        return Small("stepwise/stepwise.cu", "epilogue_step", {"STAGE": stage}, {"cell.cuh": header(own)})
 
     monkeypatch.setattr(stepwise, "load_kernel", load_kernel)
     monkeypatch.setattr(stepwise, "index_of", lambda device: 0)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from deeprnn.data import SPLITS, Grid, MusicData, TextData, load
+from deeprnn.data import SPLITS, Grid, MusicData, TextData, importing, load
 from deeprnn.data.importing import Options, import_path
+from deeprnn.data.midi import midi_bytes_to_song
 from deeprnn.data.splitting import split_by_hash
 from deeprnn.errors import UserError
 from tests.data.makers import midi_file, mutations, note_track
@@ -35,6 +36,15 @@ def fill(folder, files):
 
 def reports(report):
     return {file.path: file for file in report.files}
+
+
+def test_another_format_of_songs_is_a_row_of_the_table(tmp_path, monkeypatch):
+    def reader(data, *rest, **options):
+        return midi_bytes_to_song(data.removeprefix(b"!"), *rest, **options)
+
+    monkeypatch.setitem(importing.SONGS, ".mine", reader)
+    _, report = import_path(fill(tmp_path, {"a.mine": b"!" + song(60), "b.mid": song(62)}))
+    assert [file.path for file in report.files if file.accepted] == ["a.mine", "b.mid"]
 
 
 def test_every_file_is_accepted_or_skipped_with_a_reason(tmp_path):

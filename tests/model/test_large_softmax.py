@@ -139,12 +139,12 @@ def test_shapes_that_do_not_fit_are_named():
 
 
 @pytest.fixture
-def emulated(monkeypatch, tmp_path):
+def emulated(monkeypatch):
     """The kernel of a GPU, compiled for the CPU."""
 
     def kernel(classes, device):
         macros = {"CLASSES": classes, "ITEMS": -(-classes // large_softmax.THREADS)}
-        return Small(tmp_path, "training/softmax.cu", "softmax_gradient", macros)
+        return Small("training/softmax.cu", "softmax_gradient", macros)
 
     monkeypatch.setattr(large_softmax, "_kernel", lru_cache(kernel))
     monkeypatch.setattr(large_softmax, "_has_kernel", lambda h, classes: True)

@@ -226,12 +226,12 @@ def test_it_compiles_as_one_operator():
 
 
 @pytest.fixture
-def emulated(monkeypatch, tmp_path):
+def emulated(monkeypatch):
     """The kernels of a GPU, compiled for the CPU."""
     from deeprnn.backends.cuda import nade
 
     def kernel(name, notes, hidden, device):
-        return Small(tmp_path, "training/nade.cu", name, {"NOTES": notes, "HIDDEN": hidden})
+        return Small("training/nade.cu", name, {"NOTES": notes, "HIDDEN": hidden})
 
     monkeypatch.setattr(nade, "_kernel", lru_cache(kernel))
     monkeypatch.setattr(nade, "index_of", lambda device: 0)

@@ -71,8 +71,8 @@ def steps(name: str, device: str, dtype: torch.dtype, kernel: bool) -> list[torc
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
-    kernel = Small(tmp_path_factory.mktemp("kernels"), "training/update.cu", "take_step")
+def emulated():
+    kernel = Small("training/update.cu", "take_step")
     return lambda name, device, blocks, members, arguments: kernel.launch(
         blocks, 256, arguments, device, members
     )
@@ -90,8 +90,8 @@ def test_the_step_in_one_kernel_equals_the_plain_one(name, device, request, monk
 
 
 @pytest.fixture(scope="module")
-def emulated_account(tmp_path_factory):
-    kernel = Small(tmp_path_factory.mktemp("account"), "training/update.cu", "account")
+def emulated_account():
+    kernel = Small("training/update.cu", "account")
     return lambda name, device, blocks, members, arguments: kernel.launch(
         blocks, 256, arguments, device, members
     )

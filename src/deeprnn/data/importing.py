@@ -13,8 +13,7 @@ import numpy as np
 from deeprnn.data.cutting import ALONE, Cut, cut_song, cut_text
 from deeprnn.data.files import files_below
 from deeprnn.data.limits import check_bytes, read_bytes
-from deeprnn.data.midi import SUFFIXES as MIDI
-from deeprnn.data.midi import midi_bytes_to_song
+from deeprnn.data.midi import SUFFIXES, MidiSong, midi_bytes_to_song
 from deeprnn.data.music import Grid, MusicData, Songs
 from deeprnn.data.parts import Item, assign, music_of, text_of
 from deeprnn.data.report import FileReport, Report
@@ -24,6 +23,8 @@ from deeprnn.data.text import TextData, text_data
 from deeprnn.data.transposing import to_common_tonic
 from deeprnn.errors import UserError
 
+SONGS: dict[str, Callable[..., MidiSong]] = dict.fromkeys(SUFFIXES, midi_bytes_to_song)
+"""readers of one song from its bytes, by suffix"""
 TEXT = (".txt", ".text", ".md")
 
 
@@ -89,7 +90,7 @@ def _shown(path: Path, root: Path) -> str:
 def _is_music(paths: Sequence[Path], kind: str) -> bool:
     if kind != "auto":
         return kind == "music"
-    return any(path.suffix.lower() in MIDI for path in paths) or (
+    return any(path.suffix.lower() in SONGS for path in paths) or (
         len(paths) == 1 and paths[0].suffix.lower() not in TEXT and _begins_as_midi(paths[0])
     )
 
@@ -114,7 +115,9 @@ def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) 
             digest = hashlib.sha256(data).hexdigest()
             if digest in seen:
                 raise UserError(f"same bytes as {seen[digest]}")
-            content, cut = _read_song(data, entry, options) if music else _read_text(data)
+            content, cut = (
+                _read_song(data, path.suffix.lower(), entry, options) if music else _read_text(data)
+            )
             total += 8 * content.nbytes if isinstance(content, np.ndarray) else len(data)
             check_bytes(total, "all files together, up to this one,")
         except UserError as error:
@@ -131,15 +134,17 @@ def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) 
 
 def _check_suffix(path: Path, music: bool, alone: bool) -> None:
     suffix = path.suffix.lower()
-    wanted = MIDI if music else TEXT
+    wanted = SONGS if music else TEXT
     if suffix not in wanted and not alone:
         raise UserError(f"its name ends in {suffix or 'nothing'}; {' '.join(wanted)} are read here")
 
 
-def _read_song(data: bytes, entry: FileReport, options: Options) -> tuple[np.ndarray, Cut | None]:
-    """A song's packed frames, and where it can be cut."""
+def _read_song(
+    data: bytes, suffix: str, entry: FileReport, options: Options
+) -> tuple[np.ndarray, Cut | None]:
+    """A song's packed frames, and where it can be cut; of an unknown suffix it may be MIDI."""
     grid = options.grid or Grid()
-    song = midi_bytes_to_song(data, grid, drums=options.drums, what="it")
+    song = SONGS.get(suffix, midi_bytes_to_song)(data, grid, drums=options.drums, what="it")
     if not len(song.roll):
         lost = f" ({song.losses})" if song.losses.notes else ""
         raise UserError(f"no notes are left on the grid{lost}")

@@ -30,7 +30,7 @@ class MidiSong:
     tracks: int
     empty_tracks: int
     tempo_changes: int
-    meters: tuple[Meter, ...]
+    meters: tuple[Meter, ...]  # at least one: bars are counted from it
 
 
 def read_midi(path: Path, grid: Grid | None = None, drums: bool = False) -> MidiSong:
