@@ -39,6 +39,13 @@ PAPER = {
     "ptb-word": {"rnn": 117.7, "dts": 112.0, "dots": 107.5, "srnn": 110.0},
 }
 
+for (
+    sizes
+) in SIZES.values():  # the RNN of which an sRNN's levels are made, where it is not the RNN of the table
+    if sizes["rnn"] != sizes["srnn"]:
+        sizes["level"] = sizes["srnn"]
+ANSWERS = ("shown", "not shown", "the RNN is better")
+
 Runs = list[dict[str, Any]]
 
 
@@ -50,14 +57,20 @@ def score(run: dict[str, Any], split: str = "test", key: str = "") -> float:
     return run["result"][split][key or KEYS[run["data"]["name"]]]
 
 
-def of_size(run: dict[str, Any]) -> bool:
-    sizes, model = SIZES[run["data"]["name"]].get(run["model"]), run["recipe"]["model"]
+def of_size(run: dict[str, Any], name: str) -> bool:
+    sizes, model = SIZES[run["data"]["name"]].get(name), run["recipe"]["model"]
     if sizes is None:
-        return True
-    levels = 2 if run["model"] == "srnn" else 1
+        return name != "level"
+    levels = 2 if name == "srnn" else 1
     return [model["hidden"][0], *model["intermediate"], *model["output_hidden"]] == sizes and len(
         model["hidden"]
     ) == levels
+
+
+def names_of(run: dict[str, Any]) -> list[str]:
+    """What a run counts for: its model, an RNN of an sRNN's level size also as that."""
+    names = [run["model"], "level"] if run["model"] == "rnn" else [run["model"]]
+    return [name for name in names if of_size(run, name)]
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +79,14 @@ def ledger() -> dict[tuple[str, str], Runs]:
     groups: dict[tuple[str, str], dict[str, dict[int, Any]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted((ROOT / "results" / "runs").glob("*.json")):
         run = json.loads(path.read_text())
-        if of_size(run):
+        for name in names_of(run):
             recipe = {k: v for k, v in run["recipe"].items() if k not in ("seeds", "save", "evaluation")}
             first = {
                 k: v
                 for k, v in (run["first_stage"] or {}).items()
                 if k not in ("seeds", "save", "evaluation")
             }
-            seeds = groups[run["data"]["name"], run["model"]][json.dumps([recipe, first], sort_keys=True)]
+            seeds = groups[run["data"]["name"], name][json.dumps([recipe, first], sort_keys=True)]
             if run["seed"] not in seeds or cut(seeds[run["seed"]]):
                 seeds[run["seed"]] = run
     best = {}
@@ -114,9 +127,11 @@ def paired(
 
 
 def test_tables_2_and_3(ledger, rows):
-    wide = [r for r in rows if r[0] in TITLES and "better at" in r[-1]]
-    assert len(wide) == 5
-    for row in wide:
+    wide = [r for r in rows if r[0] in TITLES and r[-1] in ANSWERS]
+    judged = [r for r in rows if r[1] in ANSWERS]
+    assert len(wide) == len(judged) == 5
+    for row, verdict in zip(wide, judged, strict=True):
+        assert (row[0], row[-1]) == (verdict[0], verdict[1])
         data = TITLES[row[0]]
         places = 1 if data == "ptb-word" else 3
         for model, text in zip(PAPER[data], row[1:-1], strict=True):
@@ -134,21 +149,27 @@ def test_tables_2_and_3(ledger, rows):
 @pytest.mark.parametrize("models", [("dts", "dots", "srnn"), ("dots-star",)])
 def test_verdicts(ledger, rows, models):
     labels = {short: name for name, short in LABELS.items()}
-    wide = [r for r in rows if r[0] in TITLES and "better at" in r[-1]]
-    wide = [r for r in wide if (TITLES[r[0]], models[0]) in ledger]
-    tests = [paired(ledger, TITLES[r[0]], models) for r in wide]
+    star = models == ("dots-star",)
+    judged = [r for r in rows if (r[1] == "apart" if star else r[1] in ANSWERS)]
+    assert [TITLES[r[0]] for r in judged] == [data for data in PAPER if (data, models[0]) in ledger]
+    tests = [paired(ledger, TITLES[r[0]], models) for r in judged]
     corrected = holm([test.pvalue for _, test, _ in tests])
-    for row, (model, test, gaps), p in zip(wide, tests, corrected, strict=True):
-        places = 1 if TITLES[row[0]] == "ptb-word" else 3
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for row, (model, test, gaps), p in zip(judged, tests, corrected, strict=True):
+        data = TITLES[row[0]]
+        places = 1 if data == "ptb-word" else 3
         low, high = test.confidence_interval(0.95)
-        says = (f"{labels[model]} {gaps.mean():+.{places}f} (95 %: {low:+.{places}f} to {high:+.{places}f}), better at "
-                f"{(gaps < 0).sum()} of {len(gaps)} seeds, p = {test.pvalue:.2g}, Holm {p:.2g}")  # fmt: skip
-        assert says in row[-1], row[0]
-        if models != ("dots-star",):
-            word = "not shown" if p >= 0.05 else "shown" if gaps.mean() < 0 else "the RNN is better"
-            assert row[-1].startswith(f"{word}: "), row[0]
-            behind = all((paired(ledger, TITLES[row[0]], (m,))[2] > 0).all() for m in models)
-            assert ("at every seed" in row[-1]) == behind, row[0]
+        gap = f"{gaps.mean():+.{places}f} (95 %: {low:+.{places}f} to {high:+.{places}f})"
+        better = f"{(gaps < 0).sum()} of {len(gaps)} seeds"
+        assert row[2:6] == [labels[model], gap, better, f"p = {test.pvalue:.2g}, Holm {p:.2g}"], row[0]
+        sizes = [ledger[data, m][0]["parameters"] for m in (model, "rnn")]
+        assert f"{sizes[0]:,} parameters against {sizes[1]:,}" in row[6], row[0]
+        if not star:
+            assert row[1] == (
+                "not shown" if p >= 0.05 else "shown" if gaps.mean() < 0 else "the RNN is better"
+            )
+            behind = all((paired(ledger, data, (m,))[2] > 0).all() for m in models)
+            assert bool(re.search(f"On {row[0]} the RNN is better than [^.]+ at every seed", text)) == behind
 
 
 def test_every_cell(ledger, rows):
@@ -182,11 +203,15 @@ def test_the_summary_and_the_extra_models(ledger, rows):
     within = sum(ratio <= 1.01 for ratio in cells.values())
     assert f"{len(cells)} of the paper's 23 cells are measured, by {runs} runs; {within} of them are" in text
     extra = [r for r in rows if len(r) == 6 and r[0] in TITLES and r[2].replace(",", "").isdigit()]
-    assert len(extra) == sum(model in ("dt", "do", "dot", "sdts", "dts3", "dts4") for _, model in ledger)
+    own = ("dt", "do", "dot", "sdts", "dts3", "dts4", "level")
+    assert len(extra) == sum(model in own for _, model in ledger)
     for row in extra:
-        mine = ledger[TITLES[row[0]], LABELS[row[1]]]
+        data = TITLES[row[0]]
+        level = row[1] == f"RNN, {SIZES[data]['level'][0]} units"
+        mine = ledger[data, "level" if level else LABELS[row[1]]]
+        places = 1 if data == "ptb-word" else 3
         marked = any(cut(r) or r["dirty"] for r in mine)
-        assert row[3] == spread([score(r) for r in mine], 3) + "†" * marked
+        assert row[3] == spread([score(r) for r in mine], places) + "†" * marked
         assert (int(row[2].replace(",", "")), int(row[4])) == (mine[0]["parameters"], len(mine))
         assert bool(row[5]) == marked
 
@@ -199,7 +224,7 @@ def reruns() -> dict[str, dict[tuple[str, str], Runs]]:
     found: dict[str, dict[tuple[str, str], Runs]] = {}
     for path in sorted((ROOT / "results" / "replications").glob("*/runs/*.json")):
         run = json.loads(path.read_text())
-        if of_size(run) and not cut(run):
+        if of_size(run, run["model"]) and not cut(run):
             cells = found.setdefault(path.parents[1].name, defaultdict(list))
             cells[run["data"]["name"], run["model"]].append(run | {"file": path.name})
     return found

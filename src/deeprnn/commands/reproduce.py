@@ -31,7 +31,8 @@ class Reproduce:
     budget: float | None = None
     """minutes after which nothing is started and what runs is saved"""
     study: str = ""
-    """run a study in place of the cells: depth, pretraining, input, commutative or extras, or a plan's .toml file"""
+    """run a study in place of the cells: depth, pretraining, input, commutative, extras or beyond, or a plan's .toml
+    file"""
     minutes: float | None = None
     """the same as --budget"""
     device: str = "auto"

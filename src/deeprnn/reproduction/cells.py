@@ -169,32 +169,63 @@ class Verdict:
         return self.corrected is not None and self.corrected < LEVEL
 
     @property
+    def answer(self) -> str:
+        """The verdict in a word or two."""
+        if self.test is None:
+            return "not measured"
+        return "shown" if self.deep_wins else "the RNN is better" if self.shallow_wins else "not shown"
+
+    @property
+    def everywhere(self) -> str:
+        """That the RNN is better than each deep model at every seed, where it is."""
+        behind = ", ".join(paper.LABELS[m] for m in self.never)
+        return f"the RNN is better than {behind} at every seed" if len(self.never) == len(DEEP) else ""
+
+    @property
     def text(self) -> str:
         """The verdict in a line."""
-        if self.model is None or self.test is None:
-            return "not measured"
-        words = "shown" if self.deep_wins else "the RNN is better" if self.shallow_wins else "not shown"
-        every = f"; the RNN is better than {', '.join(paper.LABELS[m] for m in self.never)} at every seed"
-        return (
-            f"{words}: {self._detail()}"
-            + (every if len(self.never) == len(DEEP) else "")
-            + (f"; {self.star._detail()}" if self.star else "")
+        if self.test is None:
+            return self.answer
+        parts = (
+            f"{self.answer}: {self._detail()}",
+            self.everywhere,
+            self.star._detail() if self.star else "",
         )
+        return "; ".join(filter(None, parts))
 
     def _detail(self) -> str:
-        test = self.test
-        assert self.model is not None
-        assert test is not None
-        places = places_of(self.data)
-        chance = "one seed, no test" if test.p is None else f"p = {test.p:.2g}"
-        if self.corrected is not None:
-            chance += f", Holm {self.corrected:.2g}"
-        gap = f"{test.difference:+.{places}f}"
-        if test.interval is not None:
-            gap += f" (95 %: {test.interval.low:+.{places}f} to {test.interval.high:+.{places}f})"
-        return (
-            f"{paper.LABELS[self.model]} {gap.replace('-', '−')}, better at {test.better} of {test.seeds} seeds, "
-            f"{chance}{self.unlike}"
+        parts = (f"{self.name} {self.gap}", f"better at {self.better} seeds", self.chance)
+        return "; ".join(filter(None, (", ".join(parts), self.unlike)))
+
+    @property
+    def name(self) -> str:
+        """The deep model's."""
+        return paper.LABELS[self.model] if self.model else ""
+
+    @property
+    def gap(self) -> str:
+        """The difference on test with its interval; below zero the deep model is better."""
+        assert self.test is not None
+        places, interval = places_of(self.data), self.test.interval
+        gap = f"{self.test.difference:+.{places}f}"
+        if interval is not None:
+            gap += f" (95 %: {interval.low:+.{places}f} to {interval.high:+.{places}f})"
+        return gap.replace("-", "−")
+
+    @property
+    def better(self) -> str:
+        """At how many seeds the deep model is better: 4 of 5."""
+        assert self.test is not None
+        return f"{self.test.better} of {self.test.seeds}"
+
+    @property
+    def chance(self) -> str:
+        """p before and after Holm's correction."""
+        assert self.test is not None
+        if self.test.p is None:
+            return "one seed, no test"
+        return f"p = {self.test.p:.2g}" + (
+            f", Holm {self.corrected:.2g}" if self.corrected is not None else ""
         )
 
 
@@ -207,7 +238,7 @@ def verdicts(table: Sequence[Row]) -> list[Verdict]:
         star = by.get((data, "dots-star"))
         if star is not None and not any(e.cut_off for e in star.entries):
             star_verdict = _verdict(data, by[data, "rnn"], [star])
-            verdict = replace(verdict, star=replace(star_verdict, unlike="") if star_verdict.test else None)
+            verdict = replace(verdict, star=star_verdict if star_verdict.test else None)
         verdicts.append(verdict)
     return _corrected(verdicts)
 

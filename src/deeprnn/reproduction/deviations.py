@@ -97,12 +97,20 @@ def marks_of(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def unlike_text(deep: Sequence[Entry], shallow: Sequence[Entry]) -> str:
-    """In what two models were not trained alike: epochs of all stages, and what differs in their last stage."""
-    a, b = deep[0].recipe, shallow[0].recipe
-    ways = [(_planned(deep[0]), _planned(shallow[0]))]
-    ways += [(way(a), way(b)) for way in (_optimiser, _noise, _dropout)]
-    length = (f"{epochs_text(deep)} epochs", epochs_text(shallow))
-    return "".join(f"; {x or 'no dropout'} against {y or 'no dropout'}" for x, y in [length, *ways] if x != y)
+    """In what two models are not alike: epochs of all stages, size, and how their last stages were trained."""
+    a, b = deep[0], shallow[0]
+    ways = [("epochs", epochs_text(deep), epochs_text(shallow)), ("parameters", _size(a), _size(b))]
+    ways += [("", _planned(a), _planned(b))]
+    ways += [("", way(a.recipe), way(b.recipe)) for way in (_optimiser, _noise, _dropout)]
+    return "; ".join(
+        f"{x or 'no dropout'}{f' {unit}' * bool(unit)} against {y or 'no dropout'}"
+        for unit, x, y in ways
+        if x != y
+    )
+
+
+def _size(entry: Entry) -> str:
+    return f"{int(entry.raw['parameters']):,}"
 
 
 def _planned(entry: Entry) -> str:

@@ -34,8 +34,9 @@ class ExtraRow:
 
     @property
     def label(self) -> str:
-        """The model's name in tables."""
-        return LABELS.get(self.model) or paper.LABELS[self.model]
+        """The model's name in tables; with its units where its name is that of a cell of the paper."""
+        units = self.entries[0].recipe.model.hidden[0]
+        return LABELS.get(self.model) or f"{paper.LABELS[self.model]}, {units} units"
 
     @property
     def values(self) -> list[float]:
@@ -66,6 +67,20 @@ class ExtraRow:
         """Plain data."""
         return {"data": self.data, "model": self.model, "label": self.label, "parameters": self.parameters,
                 "ours": self.ours, "sd": self.sd, "seeds": len(self.entries), "marks": list(self.marks)}  # fmt: skip
+
+
+def level_rows(entries: Iterable[Entry]) -> list[ExtraRow]:
+    """RNNs of the size of an sRNN's level, which its first stages are: what a wider shallow model has by itself."""
+    entries = [e for e in entries if e.model == "rnn" and e.has_test]
+    out = []
+    for data in paper.INPUTS:
+        level = paper.size(data, "srnn").units
+        if level == paper.size(data, "rnn").units:
+            continue
+        seeds = chosen([e for e in entries if (e.data, e.recipe.model.hidden) == (data, level)])
+        if seeds:
+            out.append(ExtraRow(data, "rnn", seeds))
+    return out
 
 
 def parameters(entry: Entry) -> int:

@@ -15,7 +15,7 @@ from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.cells import Row, Verdict, places_of, rows, verdicts
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
-from deeprnn.reproduction.extras import extra_rows
+from deeprnn.reproduction.extras import extra_rows, level_rows
 from deeprnn.reproduction.layout import aligned, markdown_table
 from deeprnn.reproduction.statistics import plus_minus
 from deeprnn.runs.summary import MARK
@@ -71,6 +71,7 @@ def markdown(entries: Sequence[Entry]) -> str:
     for which, caption in CAPTIONS.items():
         parts.append(f"**{caption}**\n\n" + _wide(which, table, judged))
         parts.append(_notes(which))
+    parts.append(_depth(list(judged.values())))
     parts.append(_details(table))
     if extra := _extras(entries):
         parts.append(extra)
@@ -84,11 +85,36 @@ def _summary(table: Sequence[Row]) -> str:
     return (
         f"{len(filled)} of the paper's {len(table)} cells are measured, by {runs} runs; {within} of them are "
         f"within 1 % of the paper's number or better (bold). Ours: mean ± standard deviation over seeds; in "
-        f"brackets, the paper's. A dash: not run; {MARK}: see the remarks. The last column: is it shown that depth "
-        f"helps? The deep model that is best on validation against the conventional RNN on test, seed by seed "
-        f"(two-sided paired t-test, p < 0.05 after Holm's correction over the five rows). DOT(S)-RNN*, which also "
-        f"has dropout, other units and another optimiser, is compared apart and says nothing about depth alone."
+        f"brackets, the paper's. A dash: not run; {MARK}: see the remarks."
     )
+
+
+def _depth(judged: Sequence[Verdict]) -> str:
+    """The question of the last column: the answers in a sentence, and what stands behind each."""
+    answers: dict[str, list[str]] = {}
+    for verdict in judged:
+        answers.setdefault(verdict.answer, []).append(TITLES[verdict.data])
+    told = "; ".join(f"{answer}: {', '.join(names)}" for answer, names in answers.items())
+    every = "".join(f" On {TITLES[v.data]} {v.everywhere}." for v in judged if v.everywhere)
+    how = (
+        "Of the deep models the one that is best on validation against the conventional RNN on test, seed by seed "
+        "(two-sided paired t-test, p < 0.05 after Holm's correction over the five rows). The two are not alike (last "
+        "column), so that *shown* is said of these trainings and these sizes, not of depth alone. DOT(S)-RNN*, "
+        "which also has dropout, other units and another optimiser, is compared apart and says still less about it."
+    )
+    headings = (
+        "data",
+        "answer",
+        "deep model",
+        "difference on test",
+        "better at",
+        "chance",
+        "deep against RNN",
+    )
+    rows = [(TITLES[v.data], v.answer, v) for v in judged if v.test]
+    rows += [(TITLES[v.data], "apart", v.star) for v in judged if v.star]
+    lines = [(d, a, v.name, v.gap, f"{v.better} seeds", v.chance, v.unlike or "alike") for d, a, v in rows]
+    return f"**Does depth help?** {told[:1].upper()}{told[1:]}.{every} {how}\n\n{markdown_table(headings, lines)}"
 
 
 def _notes(which: int) -> str:
@@ -105,7 +131,7 @@ def _wide(which: int, table: Sequence[Row], judged: dict[str, Verdict]) -> str:
     lines = []
     for data in dict.fromkeys(r.cell.data for r in mine):
         cells = [_short(r) for r in mine if r.cell.data == data]
-        lines.append((TITLES[data], *cells, judged[data].text))
+        lines.append((TITLES[data], *cells, judged[data].answer))
         if data == "ptb-char":
             stripped = [_stripped(r) for r in mine if r.cell.data == data]
             lines.append((f"{TITLES[data]}, stripped", *stripped, ""))
@@ -142,7 +168,7 @@ def _details(table: Sequence[Row]) -> str:
 
 
 def _extras(entries: Sequence[Entry]) -> str:
-    extra = extra_rows(entries)
+    extra = sorted([*extra_rows(entries), *level_rows(entries)], key=lambda row: list(TITLES).index(row.data))
     if not extra:
         return ""
     lines = []
@@ -151,7 +177,10 @@ def _extras(entries: Sequence[Entry]) -> str:
         lines.append((TITLES[row.data], row.label, f"{row.parameters:,}", ours, str(len(row.entries)),
                       "; ".join(row.marks)))  # fmt: skip
     table = markdown_table(("data", "model", "parameters", "ours, test", "seeds", "remarks"), lines)
-    return f"**Models the paper names or suggests but does not train**\n\n{table}"
+    return (
+        "**Models beside the paper's**: those it names or suggests but does not train, and an RNN as wide as a level "
+        f"of the sRNN, where the one above is not\n\n{table}"
+    )
 
 
 # ---- plain text
