@@ -148,7 +148,7 @@ def test_of_a_pack_that_crashes_only_the_trial_at_fault_fails(tmp_path, monkeypa
 
     def crash(recipe, *arguments, variants, **options):
         if any(variant.optimiser.clip == 7.0 for variant in variants):
-            raise RuntimeError("the sky fell")
+            raise RuntimeError("the sky\n  fell\n")
         return real(recipe, *arguments, variants=variants, **options)
 
     monkeypatch.setattr(packs, "Trainer", crash)
