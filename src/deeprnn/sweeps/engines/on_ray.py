@@ -136,8 +136,8 @@ def _checked(address: str) -> str:
         ) from None
     if not speaks:
         raise UserError(
-            f"--address {address}: what answers there is not Ray, or its dashboard; `ray status` on the cluster says "
-            "its address"
+            f"--address {address}: something other than Ray answers there, perhaps its dashboard; `ray status` on the "
+            "cluster says its address"
         )
     return address
 
