@@ -34,9 +34,12 @@ def test_an_address_where_nobody_answers_is_a_sentence_before_ray_begins_to_wait
 
 @pytest.mark.parametrize(
     ("greeting", "sentence"),
-    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "other than Ray answers there, perhaps its dashboard"), (b"", "other than Ray"),
-     (bytes((0, 0, 6, 4, 0)), "no Ray cluster answers")],
-)  # fmt: skip
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "other than Ray answers there, perhaps its dashboard"),
+        (b"", "other than Ray"),
+        (bytes((0, 0, 6, 4, 0)), "no Ray cluster answers"),
+    ],
+)
 def test_what_answers_and_is_not_ray_is_a_sentence(tmp_path, monkeypatch, greeting, sentence):
     ray = pytest.importorskip("ray")
 
