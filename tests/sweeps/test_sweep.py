@@ -335,6 +335,14 @@ def test_trials_that_have_ended_are_read_once(tmp_path, monkeypatch):
     assert read == list(range(30, 40))
 
 
+def test_a_curve_does_not_rise_where_its_first_epoch_is_missing(tmp_path):
+    study = Study(spec(), tmp_path, owner="a")
+    study.ask(1)
+    study.report(0, 2, 3.0)
+    study.report(0, 4, 2.0)
+    assert study.trial(0).curve == (3.0, 3.0, 3.0, 2.0)
+
+
 @pytest.mark.parametrize("content", [b"not a journal\n", b'{"op_code": 99}\n', b"[]\n", b"\xff\xfe\n"])
 def test_a_damaged_journal_is_a_sentence(tmp_path, content):
     (tmp_path / "s").mkdir()
