@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from socketserver import BaseRequestHandler, TCPServer
+from threading import Thread
 
 import pytest
 
@@ -28,6 +30,38 @@ def test_an_address_where_nobody_answers_is_a_sentence_before_ray_begins_to_wait
         sweep(spec(), tmp_path / "s", engine=make_engine("ray", "cpu", 1, "nonsense"))
     with pytest.raises(UserError, match="for --engine ray"):
         make_engine("local", "cpu", 1, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("greeting", "sentence"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "other than Ray answers there, perhaps its dashboard"),
+        (b"", "other than Ray"),
+        (bytes((0, 0, 6, 4, 0)), "no Ray cluster answers"),
+    ],
+)
+def test_what_answers_and_is_not_ray_is_a_sentence(tmp_path, monkeypatch, greeting, sentence):
+    ray = pytest.importorskip("ray")
+
+    def init(**_):
+        raise ConnectionError("as far as Ray's own question")
+
+    class Greeting(BaseRequestHandler):
+        def handle(self):
+            self.request.recv(100)
+            self.request.sendall(greeting)
+
+    monkeypatch.setattr(ray, "init", init)
+    with TCPServer(("127.0.0.1", 0), Greeting) as server:
+        answering = Thread(target=server.handle_request)
+        answering.start()
+        with pytest.raises(UserError, match=sentence):
+            sweep(
+                spec(),
+                tmp_path / "s",
+                engine=make_engine("ray", "cpu", 1, f"127.0.0.1:{server.server_address[1]}"),
+            )
+        answering.join()
 
 
 @pytest.mark.slow

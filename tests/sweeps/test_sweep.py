@@ -156,7 +156,7 @@ def test_of_a_pack_that_crashes_only_the_trial_at_fault_fails(tmp_path, monkeypa
 
     def crash(recipe, *arguments, variants, **options):
         if any(variant.optimiser.clip == 7.0 for variant in variants):
-            raise RuntimeError("the sky fell")
+            raise RuntimeError("the sky\n  fell\n")
         return real(recipe, *arguments, variants=variants, **options)
 
     monkeypatch.setattr(packs, "Trainer", crash)
@@ -341,6 +341,14 @@ def test_trials_that_have_ended_are_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Study, "_read", lambda self, frozen: read.append(frozen.number) or real(self, frozen))
     assert [t.state for t in study.trials()] == ["complete"] * 30 + ["running"] * 10
     assert read == list(range(30, 40))
+
+
+def test_a_curve_does_not_rise_where_its_first_epoch_is_missing(tmp_path):
+    study = Study(spec(), tmp_path, owner="a")
+    study.ask(1)
+    study.report(0, 2, 3.0)
+    study.report(0, 4, 2.0)
+    assert study.trial(0).curve == (3.0, 3.0, 3.0, 2.0)
 
 
 @pytest.mark.parametrize("content", [b"not a journal\n", b'{"op_code": 99}\n', b"[]\n", b"\xff\xfe\n"])

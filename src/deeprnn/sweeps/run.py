@@ -362,7 +362,7 @@ class _Coordinator:
 def _told(error: BaseException) -> str:
     if isinstance(error, UserError | Lost):
         return str(error)
-    return "".join(traceback.format_exception_only(error)).strip()
+    return " ".join("".join(traceback.format_exception_only(error)).split())  # a reason is one line
 
 
 # ---- in a worker

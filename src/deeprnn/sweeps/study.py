@@ -302,12 +302,11 @@ def _numbered(optuna: Any, spec: Spec) -> Any:
 
 
 def _curve(scores: Mapping[int, float]) -> tuple[float, ...]:
-    """The best so far after every epoch; where one is missing, what was known before it."""
+    """The best so far after every epoch; where one is missing, what was known before it, or first after it."""
     curve: list[float] = []
     for epoch in range(1, max(scores, default=0) + 1):
-        curve.append(
-            float(scores[epoch] if epoch in scores else curve[-1] if curve else min(scores.values()))
-        )
+        before = curve[-1] if curve else scores[min(scores)]
+        curve.append(float(scores.get(epoch, before)))
     return tuple(curve)
 
 

@@ -15,6 +15,8 @@ RETRIES = 20
 """times that Ray tries a task again whose node or worker died"""
 CONNECT = 5.0
 """seconds for an address to answer"""
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""a frame of HTTP/2: no settings, whose kind is the fourth byte"""
 PASSED_ON = ("DEEPRNN_DATA", "DEEPRNN_IMPORT")
 """variables of the environment that workers have too"""
 
@@ -125,10 +127,25 @@ def _checked(address: str) -> str:
     if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"--address {address}: give host:port, ray://host:port, or auto")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT) as connection:
+            speaks = "RAY_USE_TLS" in os.environ or _speaks_grpc(connection)
     except OSError as error:
         raise UserError(
             f"--address {address}: nothing answers there ({error.strerror or error}); `ray status` on the cluster "
             "says its address"
         ) from None
+    if not speaks:
+        raise UserError(
+            f"--address {address}: something other than Ray answers there, perhaps its dashboard; `ray status` on the "
+            "cluster says its address"
+        )
     return address
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Whether a server greets with the settings of HTTP/2, as Ray's do and its dashboard does not."""
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+    greeting = b""
+    while len(greeting) < 4 and (more := connection.recv(16)):
+        greeting += more
+    return greeting[3:4] == SETTINGS[3:4]
