@@ -168,11 +168,12 @@ def test_the_clean_part_is_scored_beside_the_whole(make):
 def test_the_command_writes_what_it_found(tmp_path, capsys):
     path, out = tmp_path / "songs.npz", tmp_path / "audit.json"
     train = [song(i) for i in range(4)]
-    save_npz(path, music(train, [song(9)], [moved(train[2], 3)]))
+    save_npz(path, music(train, [train[1][5:45]], [moved(train[2], 3)]))
     assert main(["data", "audit", str(path), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "test in train: 1 of 1 songs have a near-duplicate (1 transposed)" in printed
     assert "+3 semitones" in printed
+    assert "contained: 100 % of 'valid-0000' lies in 'train-0001'" in printed
     written = json.loads(out.read_text())
     assert written["command"].startswith("deeprnn data audit")
     assert main(["data", "audit", str(path), "--json"]) == 0

@@ -216,6 +216,27 @@ def test_the_summary_and_the_extra_models(ledger, rows):
         assert bool(row[5]) == marked
 
 
+def test_sentences_beside_the_tables():
+    """What a NADE gains on the chorales, and of which melodies DOT(S)* is ahead on JSB."""
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    runs = [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "chorales").glob("*.json"))]
+    nade, plain = sorted(runs, key=lambda run: score(run, key="nats_per_frame"))
+    assert [run["recipe"]["model"]["output"] for run in (nade, plain)] == ["nade", "plain"]
+    for run, words in ((nade, "nats a frame on test with it"), (plain, "with independent notes")):
+        assert f"{score(run, key='nats_per_frame'):.3f} {words} ({run['epochs']} epochs" in text
+    rows = json.loads((ROOT / "results/replications/seed-12/clean.json").read_text())
+    cells = {(r["data"], r["model"]): r for r in rows if r["entry"] != "jsb-rnn-28039ba828-seed-12.json"}
+    star, rnn = cells["jsb", "dots-star"], cells["jsb", "rnn"]
+    assert f"it has {known(star):.3f} on those where the RNN has {known(rnn):.3f}" in text
+    assert f"{star['new_melody']:.3f} on the others where the RNN has {rnn['new_melody']:.3f}" in text
+
+
+def known(row: dict[str, Any]) -> float:
+    """The score on songs whose melody the training part has."""
+    new = row["new_melody_symbols"]
+    return (row["whole"] * row["symbols"] - row["new_melody"] * new) / (row["symbols"] - new)
+
+
 # ---- reruns
 
 

@@ -87,4 +87,6 @@ def show_audit(result: Audit) -> None:
 def _line(match: dict[str, Any]) -> str:
     key = f", {match['semitones']:+d} semitones" if match["semitones"] else ""
     mine, other = match["name"][:50], match["other_name"][:50]
+    if match["kind"] == "contained":
+        return f"contained: {100 * match['contained']:.0f} % of {mine!r} lies in {other!r}{key}"
     return f"{match['kind']}: {mine!r} is {100 * match['similarity']:.0f} % {other!r}{key}"
