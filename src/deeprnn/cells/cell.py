@@ -98,6 +98,7 @@ class Cell(nn.Module):
         """How wide input, states and output are."""
         if "_sizes" not in self.__dict__:
             own = self._own_sizes() or _tried(self)
+            _check_arguments(self, own[1])
             output = own[1][0]
             if self.output is not None:
                 with torch.no_grad():
@@ -155,6 +156,20 @@ def _state_parameters(cell: Cell) -> tuple[str, ...] | None:
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
         return None
     return tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
+
+
+def _check_arguments(cell: Cell, states: Sequence[int]) -> None:
+    """Refuse a step that takes its states as one argument, or another number of them."""
+    signature = inspect.signature(cell.step)
+    try:
+        signature.bind(None, *states)
+    except TypeError as error:
+        wanted = ", ".join(["x", *(f"h{k}" for k in range(1, len(states) + 1))])
+        raise UserError(
+            f"{type(cell).__name__}.step{signature} does not fit its {len(states)} state(s) of "
+            f"{', '.join(map(str, states))} units: let it take each by itself, step(self, {wanted}), or change "
+            "self.state_sizes"
+        ) from error
 
 
 def _structure(cell: Cell) -> list[Any]:
