@@ -18,6 +18,8 @@ CELLS: WeakValueDictionary[str, Cell] = WeakValueDictionary()
 _numbers = itertools.count()
 OWN_START = "reset marks begin with its own initial_state, and described cells begin with zeros"
 """why a cell that can be described runs by the plain loop"""
+MOST_TRIED = 30_000
+"""calls of a step by which its sizes are found: a second"""
 INITIAL_STATE = ", and let initial_state(self, batch) return it as (batch, units)"
 
 
@@ -178,14 +180,20 @@ def _structure(cell: Cell) -> list[Any]:
 
 
 def _tried(cell: Cell) -> tuple[int, tuple[int, ...]]:
-    """The only sizes with which a step gives back states like those it takes."""
+    """The only sizes with which a step gives back states like those it takes.
+
+    Of many states, only equal ones are tried: four of them have a quarter of a million combinations.
+    """
     names = _state_parameters(cell)
     numbers = {n for p in cell.parameters() for n in p.shape}
     numbers |= {n for n in cell.__dict__.get("_arguments", {}).values() if type(n) is int and n > 0}
     fitting = []
     if names:
         candidates = sorted(numbers)[:12]
-        for width, *states in itertools.product(candidates, repeat=1 + len(names)):
+        combinations = itertools.product(candidates, repeat=len(names))
+        if len(candidates) ** (1 + len(names)) > MOST_TRIED:
+            combinations = ((n,) * len(names) for n in candidates)
+        for states, width in itertools.product(combinations, candidates):
             if _fits(cell, width, states):
                 fitting.append((width, tuple(states)))
     if len(fitting) != 1:
