@@ -199,6 +199,14 @@ def _masked_assignment(m: Any, x: Tensor, h: Tensor) -> Tensor:
     return y
 
 
+def _numbers_assigned(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    y, open_ = torch.tanh(m.W(h) + m.U(x)).clone(), torch.zeros_like(h)
+    open_[:, 1:] = 1
+    open_[:, 3].fill_(m.U.bias[0])
+    y[:, 0] = 0.5
+    return y * (2 * open_ - 0.5) + 0.1 * h
+
+
 def _buffer(m: Any, x: Tensor, h: Tensor) -> Tensor:
     new = torch.zeros(x.shape[0], HIDDEN, dtype=h.dtype)
     new[:, :2] = torch.tanh(m.W(h))[:, :2]
@@ -296,6 +304,7 @@ FUSED: dict[str, tuple[Callable[[Any], None], Rule, tuple[int, ...]]] = {
     "split state": (simple, _split_state, (HIDDEN,)),
     "interleaved": (simple, _interleaved, (HIDDEN,)),
     "assignment": (simple, _masked_assignment, (HIDDEN,)),
+    "numbers assigned": (simple, _numbers_assigned, (HIDDEN,)),
     "buffer": (simple, _buffer, (HIDDEN,)),
     "scalar gate": (simple, _scalar_gate, (HIDDEN,)),
     "heads": (simple, _heads, (HIDDEN,)),
