@@ -199,6 +199,14 @@ def _masked_assignment(m: Any, x: Tensor, h: Tensor) -> Tensor:
     return y
 
 
+def _numbers_assigned(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    y, open_ = torch.tanh(m.W(h) + m.U(x)).clone(), torch.zeros_like(h)
+    open_[:, 1:] = 1
+    open_[:, 3].fill_(m.U.bias[0])
+    y[:, 0] = 0.5
+    return y * (2 * open_ - 0.5) + 0.1 * h
+
+
 def _buffer(m: Any, x: Tensor, h: Tensor) -> Tensor:
     new = torch.zeros(x.shape[0], HIDDEN, dtype=h.dtype)
     new[:, :2] = torch.tanh(m.W(h))[:, :2]
@@ -241,6 +249,30 @@ def _pade(m: Any, x: Tensor, h: Tensor) -> Tensor:
     return torch.tanh(p / q)
 
 
+def _plastic(m: Any, x: Tensor, h: Tensor, s: Tensor, u: Tensor) -> tuple[Tensor, ...]:
+    """Short-term plasticity: resources s that spikes use up, and a release u that they raise."""
+    release = m.pace.sigmoid()
+    s = torch.clamp(s + 0.2 * (1 - s) - 0.1 * u * s * h, min=0, max=1)
+    u = torch.clamp(u + 0.15 * (release - u) + 0.1 * release * (1 - u) * h, 0, 1)
+    return F.relu(0.8 * h + 0.2 * (m.U(x) + m.W(u * s * h))), s, u
+
+
+def _memory(m: Any, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """A Legendre memory unit: one number, of the input and both states, enters a linear memory."""
+    enters = F.linear(x, m.U.weight[:1]) + F.linear(h, m.W.weight[:1]) + F.linear(c, m.V.weight[:1, :2])
+    c = F.linear(c, m.V.weight[2:, :2]) + F.linear(enters, m.V.weight[2:, 2:3])
+    return torch.tanh(m.U(x) + m.W(h) + F.linear(c, m.V.weight[:, :2])), c
+
+
+def _rotated(m: Any, x: Tensor, h: Tensor) -> Tensor:
+    """Complex numbers by their real and imaginary parts: oscillators that the input pushes."""
+    (a, b), (u, v) = h.chunk(2, 1), m.U(x).chunk(2, 1)
+    angle, left = m.pace[:2], 1 - h[:, :2] ** 2 - h[:, 2:] ** 2
+    return torch.cat(
+        [a * angle.cos() - b * angle.sin() + 0.1 * left * a + u, a * angle.sin() + b * angle.cos() + v], 1
+    )
+
+
 def _of(phi: Callable[[Tensor], Tensor]) -> Rule:
     return lambda m, x, h: phi(m.U(x) + m.W(h))
 
@@ -272,6 +304,7 @@ FUSED: dict[str, tuple[Callable[[Any], None], Rule, tuple[int, ...]]] = {
     "split state": (simple, _split_state, (HIDDEN,)),
     "interleaved": (simple, _interleaved, (HIDDEN,)),
     "assignment": (simple, _masked_assignment, (HIDDEN,)),
+    "numbers assigned": (simple, _numbers_assigned, (HIDDEN,)),
     "buffer": (simple, _buffer, (HIDDEN,)),
     "scalar gate": (simple, _scalar_gate, (HIDDEN,)),
     "heads": (simple, _heads, (HIDDEN,)),
@@ -314,6 +347,17 @@ FUSED: dict[str, tuple[Callable[[Any], None], Rule, tuple[int, ...]]] = {
     "weights of parameters": (two, lambda m, x, h: torch.tanh(h @ (m.W.weight * m.V.weight.sigmoid()).t() + m.U(x)), (HIDDEN,)),
     "GRUCell": (lambda m: setattr(m, "c", nn.GRUCell(INPUT, HIDDEN)), lambda m, x, h: m.c(x, h), (HIDDEN,)),
     "LSTMCell": (lambda m: setattr(m, "c", nn.LSTMCell(INPUT, HIDDEN)), lambda m, x, h, c: m.c(x, (h, c)), (HIDDEN, HIDDEN)),
+    "short-term plasticity": (paced, _plastic, (HIDDEN, HIDDEN, HIDDEN)),
+    "a number into a memory": (two, _memory, (HIDDEN, 2)),
+    "complex by hand": (paced, _rotated, (HIDDEN,)),
+    "product of products": (two, lambda m, x, h: torch.tanh(m.V(m.U(x) * m.W(h))), (HIDDEN,)),
+    "einsum over blocks": (
+        simple,
+        lambda m, x, h: torch.tanh(
+            torch.einsum("bgi,gij->bgj", h.view(-1, 2, 2), m.W.weight[:2].view(2, 2, 2)).reshape(-1, HIDDEN) + m.U(x)
+        ),
+        (HIDDEN,),
+    ),
     "squared thirty times": (simple, _repeated(30, lambda y: y * y * 0.05 + 0.9 * y), (HIDDEN,)),
     "doubled forty times": (simple, _repeated(40, lambda y: (y + y) * 0.5), (HIDDEN,)),
     "a chain beyond Python's own stack": (simple, _repeated(260, lambda y: 1.01 * y - 0.001), (HIDDEN,)),

@@ -446,6 +446,27 @@ def test_what_is_no_new_state_is_refused(name, x):
         layer(x)
 
 
+def test_a_complex_state_is_refused(x):
+    layer = deeprnn.Recurrent(cell_of(lambda m, a: torch.complex(a, a)))
+    with pytest.raises(deeprnn.UserError, match="returns a complex state, and states are real"):
+        layer(x)
+
+
+def test_a_step_that_takes_its_states_as_one_argument_is_refused():
+    class Packed(deeprnn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.input_size, self.state_sizes = I, (H, H)
+            self.c = nn.LSTMCell(I, H)
+
+        def step(self, x, state):
+            return self.c(x, state)
+
+    told = r"Packed.step\(x, state\) does not fit its 2 state\(s\) of 4, 4 units: .* step\(self, x, h1, h2\)"
+    with pytest.raises(deeprnn.UserError, match=told):
+        deeprnn.Recurrent(Packed())
+
+
 def test_something_computed_at_the_first_call_is_fused_from_the_second(x):
     def cached(m: Any, a: Tensor) -> Tensor:
         if m.mask is None:

@@ -313,3 +313,20 @@ def test_gradients_reach_everything_by_either_way():
         want = loop(layer, x, h0)
         truth = torch.autograd.grad(want.sin().sum() + want[-1].sum(), [x, h0, layer.cells[0].W.weight])
         torch.testing.assert_close(found, truth)
+
+
+def test_sizes_of_many_states_are_found_in_few_calls():
+    calls = []
+
+    class Four(deeprnn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.U = nn.Linear(I, 12)
+            self.others = nn.ModuleList(nn.Linear(k, k + 1) for k in range(20, 30))
+
+        def step(self, x, a, b, c, d):
+            calls.append(x)
+            return torch.tanh(self.U(x) + a), a + b, b + c, c + d
+
+    assert Four().sizes().states == (12, 12, 12, 12)
+    assert len(calls) < 1000

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 
 from deeprnn.cells.description import CellDescription, Output
 from deeprnn.cells.expressions import Expression, constant, fold, in_order, replace
@@ -12,6 +13,7 @@ from deeprnn.cells.functions import ANY, FUNCTIONS, Interval
 
 MOST_GATES = 4
 """gates of one output whose extremes are tried in all combinations"""
+POLYNOMIAL = ("add", "subtract", "negative", "multiply")
 MAGNITUDES = (1.0, 2.0, 1e3, 1e6)
 """of states, for which it is checked that they grow no further"""
 
@@ -31,19 +33,22 @@ class Bounds:
         """
         if output not in self.known:
             formula = self.cell.stages[output.stage].outputs[output.index]
-            gates = self._repeated_gates(formula)[:MOST_GATES]
+            gates = list(islice(self._repeated_gates(formula), MOST_GATES))
             ranges = []
-            for ends in product(*(self._by_intervals(gate) for gate in gates)):
+            for ends in product(*(self._by_intervals([gate])[0] for gate in gates)):
                 at_ends = replace(
                     formula, {gate: constant(end) for gate, end in zip(gates, ends, strict=True)}
                 )
-                ranges.append(self._by_intervals(at_ends))
+                ranges += self._by_intervals([at_ends])
             self.known[output] = min(low for low, _ in ranges), max(high for _, high in ranges)
         return self.known[output]
 
-    def _by_intervals(self, formula: Expression) -> Interval:
-        low, high = fold([formula], self._of_leaf, lambda name, args: FUNCTIONS[name].bounds(*args))[0]
-        return (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
+    def _by_intervals(self, formulas: Sequence[Expression]) -> list[Interval]:
+        found = fold(formulas, self._of_leaf, lambda name, args: FUNCTIONS[name].bounds(*args))
+        return [
+            (-math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high)
+            for low, high in found
+        ]
 
     def _of_leaf(self, node: Expression) -> Interval:
         if node.op == "constant":
@@ -53,38 +58,33 @@ class Bounds:
             return self.of(Output(*node.value))  # type: ignore[misc]
         return (-self.most, self.most) if node.op == "state" else ANY
 
-    def _repeated_gates(self, formula: Expression) -> list[Expression]:
+    def _repeated_gates(self, formula: Expression) -> Iterator[Expression]:
         """Bounded parts in which the formula is affine, and which it reads more than once."""
         nodes = in_order([formula])
         uses = dict.fromkeys(nodes, 0)
         for node in nodes:
             for argument in node.args:
                 uses[argument] += 1
-        return [
-            node
-            for node in nodes
-            if uses[node] > 1
-            and (len(node.args) == 1 or node.op == "output")
-            and all(map(math.isfinite, self._by_intervals(node)))
-            and _degree(formula, node) == 1
-        ]
+        bent = {a for n in nodes if n.op not in POLYNOMIAL for a in n.args}
+        own = [n for n in nodes if uses[n] > 1 and n not in bent and (len(n.args) == 1 or n.op == "output")]
+        for node, ends in zip(own, self._by_intervals(own), strict=True):
+            if all(map(math.isfinite, ends)) and _degree(nodes, node) == 1:
+                yield node
 
 
-def _degree(formula: Expression, variable: Expression) -> float:
-    """Of the formula as a polynomial in one of its parts; infinite where it is none."""
+def _degree(nodes: Sequence[Expression], variable: Expression) -> float:
+    """Of a formula, the last of its parts, as a polynomial in one of them; infinite where it is none."""
     degrees: dict[Expression, float] = {}
-    for node in in_order([formula]):
+    for node in nodes:
         if node == variable:
             degrees[node] = 1
             continue
         inner = [degrees[a] for a in node.args]
-        if node.op in ("add", "subtract", "negative"):
-            degrees[node] = max(inner)
-        elif node.op == "multiply":
-            degrees[node] = sum(inner)
-        else:
+        if node.op not in POLYNOMIAL:
             degrees[node] = math.inf if any(inner) else 0
-    return degrees[formula]
+        else:
+            degrees[node] = sum(inner) if node.op == "multiply" else max(inner)
+    return degrees[nodes[-1]]
 
 
 @lru_cache(maxsize=512)

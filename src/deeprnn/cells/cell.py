@@ -18,6 +18,8 @@ CELLS: WeakValueDictionary[str, Cell] = WeakValueDictionary()
 _numbers = itertools.count()
 OWN_START = "reset marks begin with its own initial_state, and described cells begin with zeros"
 """why a cell that can be described runs by the plain loop"""
+MOST_TRIED = 30_000
+"""calls of a step by which its sizes are found: a second"""
 INITIAL_STATE = ", and let initial_state(self, batch) return it as (batch, units)"
 
 
@@ -98,6 +100,7 @@ class Cell(nn.Module):
         """How wide input, states and output are."""
         if "_sizes" not in self.__dict__:
             own = self._own_sizes() or _tried(self)
+            _check_arguments(self, own[1])
             output = own[1][0]
             if self.output is not None:
                 with torch.no_grad():
@@ -170,20 +173,40 @@ def _state_parameters(cell: Cell) -> tuple[str, ...] | None:
     return tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
 
 
+def _check_arguments(cell: Cell, states: Sequence[int]) -> None:
+    """Refuse a step that takes its states as one argument, or another number of them."""
+    signature = inspect.signature(cell.step)
+    try:
+        signature.bind(None, *states)
+    except TypeError as error:
+        wanted = ", ".join(["x", *(f"h{k}" for k in range(1, len(states) + 1))])
+        raise UserError(
+            f"{type(cell).__name__}.step{signature} does not fit its {len(states)} state(s) of "
+            f"{', '.join(map(str, states))} units: let it take each by itself, step(self, {wanted}), or change "
+            "self.state_sizes"
+        ) from error
+
+
 def _structure(cell: Cell) -> list[Any]:
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in cell.modules()]
     return [*cell.state_dict(), *hooks]
 
 
 def _tried(cell: Cell) -> tuple[int, tuple[int, ...]]:
-    """The only sizes with which a step gives back states like those it takes."""
+    """The only sizes with which a step gives back states like those it takes.
+
+    Of many states, only equal ones are tried: four of them have a quarter of a million combinations.
+    """
     names = _state_parameters(cell)
     numbers = {n for p in cell.parameters() for n in p.shape}
     numbers |= {n for n in cell.__dict__.get("_arguments", {}).values() if type(n) is int and n > 0}
     fitting = []
     if names:
         candidates = sorted(numbers)[:12]
-        for width, *states in itertools.product(candidates, repeat=1 + len(names)):
+        combinations = itertools.product(candidates, repeat=len(names))
+        if len(candidates) ** (1 + len(names)) > MOST_TRIED:
+            combinations = ((n,) * len(names) for n in candidates)
+        for states, width in itertools.product(combinations, candidates):
             if _fits(cell, width, states):
                 fitting.append((width, tuple(states)))
     if len(fitting) != 1:

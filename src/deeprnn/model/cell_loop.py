@@ -270,4 +270,9 @@ def _as_states(cell: Cell, new: Any) -> tuple[Tensor, ...]:
             f"{type(cell).__name__}.step must return its {len(wanted)} new state(s), (B, n) with n = "
             f"{', '.join(map(str, wanted))}, got {', '.join(map(str, shapes))} after the batch dimension"
         )
+    if any(h.is_complex() for h in states):
+        raise UserError(
+            f"{type(cell).__name__}.step returns a complex state, and states are real: let it return "
+            "torch.view_as_real(h).flatten(1), and take it apart with torch.view_as_complex"
+        )
     return states

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,11 +68,16 @@ def step_equations(cell: Cell) -> list[str]:
     lines = _before(plan.traced, names)
     for s in range(len(plan.traced.cell.stages)):
         lines += _stage(plan.traced.cell, s, names)
-    lines += [f"where {meaning}" for name, meaning in MEANINGS.items() if f"{name}(" in "".join(lines)]
+    lines += [f"where {meaning}" for meaning in _meanings(lines)]
     notes = ("    (travels to all units)", "    (stays with its unit)")
     return [
         line.strip().removesuffix(notes[0].strip()).removesuffix(notes[1].strip()).strip() for line in lines
     ]
+
+
+def _meanings(lines: Sequence[str]) -> list[str]:
+    """What the functions that occur stand for; index_select is none of them."""
+    return [meaning for name, meaning in MEANINGS.items() if re.search(rf"\b{name}\(", "".join(lines))]
 
 
 def entering_parameters(cell: Cell) -> set[str]:
@@ -106,7 +112,7 @@ def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
     lines = [head, "before the loop, for all steps at once:", *_before(plan.traced, names), "in every step:"]
     for s in range(len(plan.traced.cell.stages)):
         lines += _stage(plan.traced.cell, s, names)
-    lines += [f"  where {meaning}" for name, meaning in MEANINGS.items() if f"{name}(" in "".join(lines)]
+    lines += [f"  where {meaning}" for meaning in _meanings(lines)]
     lines += [*_backward(plan.traced.cell, names), _backend(plan.traced.cell, request, backend)]
     if has_own_start(cell):
         lines.append(f"with reset marks: by the plain loop, because {OWN_START}")

@@ -35,10 +35,17 @@ def normalise(recording: Recording) -> None:
 
 
 def _refill(recording: Recording, node: fx.Node, value: Any) -> None:
-    if isinstance(value, fx.Node):
+    is_tensor = isinstance(value, fx.Node) and value.meta.get("shape") == ()
+    if isinstance(value, fx.Node) and not is_tensor:
         raise Undescribable(f"{name_of(node)} computes with the batch size{where(node)}")
     size = _size(recording, node)
-    new = recording.graph.call_function(aten.full.default, (size, value), {"dtype": node.meta["dtype"]})
+    if is_tensor:  # as in y[:, 0] = 0.5, where torch makes a tensor of the number
+        if value.meta["dtype"] != node.meta["dtype"]:
+            value = _call(recording, value, aten._to_copy.default, value, dtype=node.meta["dtype"])
+            value.meta["dtype"] = node.meta["dtype"]
+        new = recording.graph.call_function(aten.expand.default, (value, size))
+    else:
+        new = recording.graph.call_function(aten.full.default, (size, value), {"dtype": node.meta["dtype"]})
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     recording.graph.erase_node(node)
