@@ -339,6 +339,14 @@ def test_every_public_name_resolves():
         deeprnn.no_such_name
 
 
+@pytest.mark.parametrize("folder", ["cells", "model", "backends"])
+def test_the_layout_names_every_module_of(folder):
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    layout = page.partition("## The layout")[2].partition("\n## ")[0]
+    missing = [f.name for f in (SRC / folder).glob("*.py") if not re.search(rf"\b{f.stem}\b", layout)]
+    assert set(missing) <= {"__init__.py"}
+
+
 def test_where_a_new_thing_goes_names_files_and_what_is_in_them():
     page = (ROOT / "docs" / "architecture.md").read_text()
     section = page.partition("## Where a new thing goes")[2].partition("\n## ")[0]

@@ -44,7 +44,7 @@ def write_new(path: Path, content: bytes | str) -> bool:
     """Give `path` this content unless something stands there, which then stays as it is; whether it was written."""
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = write_beside(path, content.encode() if isinstance(content, str) else content)
+        temporary = write_temporary(path, content.encode() if isinstance(content, str) else content)
         try:
             os.link(temporary, path)  # unlike a rename, never in place of another file
         except FileExistsError:
@@ -81,8 +81,8 @@ def replacing(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
 
 
-def write_beside(path: Path, content: bytes) -> Path:
-    """Write under a temporary name beside `path` and force it to disk; the caller renames it."""
+def write_temporary(path: Path, content: bytes) -> Path:
+    """Write under a temporary name in the folder of `path` and force it to disk; the caller renames it."""
     with _attempt(path) as temporary, temporary.open("xb") as file:
         file.write(content)
         file.flush()

@@ -15,7 +15,7 @@ from deeprnn.backends.cuda import nvrtc
 
 HERE = Path(__file__).parent / "emulation"
 FOLDER = Path(tempfile.gettempdir()) / "deeprnn-emulation"
-OPTIONS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC")
+OPTIONS = ("-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC")
 
 
 def library(text: str, headers: Mapping[str, str] | None = None) -> ctypes.CDLL:

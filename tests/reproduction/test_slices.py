@@ -329,7 +329,7 @@ def test_killed_on_a_bare_machine_it_goes_on_in_the_same_tree(tmp_path: Path):
     }
     save_npz(tmp_path / "songs.npz", MusicData("songs", rolls))
     plan = STUDY.replace("{songs}", str(tmp_path / "songs.npz")).replace(
-        '"stop.epochs" = 1', '"stop.epochs" = 300'
+        '"stop.epochs" = 1', '"stop.epochs" = 80'
     )
     (tmp_path / "toy.toml").write_text(plan.replace("[0.01, 0.03]", "[0.01]"))
     environ = {
@@ -337,6 +337,7 @@ def test_killed_on_a_bare_machine_it_goes_on_in_the_same_tree(tmp_path: Path):
         "PYTHONPATH": str(tmp_path),
         "OUT": str(tmp_path / "out"),
         "HOME": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_reproduce.py"), "--study", "toy.toml", "--device", "cpu",
                "--only", "main/toy/rnn", "--workers", "0", "--jobs", "1", "--commit", "0123456789ab"]  # fmt: skip

@@ -204,10 +204,10 @@ def gradients_by_autograd(
     outer = [g for g in gradients if g is not None]
 
     def outputs(*wanted: Tensor) -> list[Tensor]:
-        given = list(tensors)
+        arguments = list(tensors)
         for i, x in zip(places, wanted, strict=True):
-            given[i] = x
-        return [y for y, g in zip(compute(given), gradients, strict=True) if g is not None]
+            arguments[i] = x
+        return [y for y, g in zip(compute(arguments), gradients, strict=True) if g is not None]
 
     wanted = [tensors[i] for i in places]
     if inside_function_transform():  # where no tensor may be made a leaf

@@ -131,11 +131,11 @@ class CellDescription:
     @cached_property
     def travelling(self) -> frozenset[Output]:
         """Outputs that some product multiplies, in this step or as a state in the next."""
-        found = set()
+        outputs = set()
         for _, _, product in self.products:
             v = product.vector
-            found.add(self.new_states[v.index] if v.kind == "state" else Output(v.stage, v.index))
-        return frozenset(found)
+            outputs.add(self.new_states[v.index] if v.kind == "state" else Output(v.stage, v.index))
+        return frozenset(outputs)
 
     @cached_property
     def text(self) -> str:

@@ -95,7 +95,7 @@ class Demo:
         from deeprnn.commands.generate import statistics_lines
         from deeprnn.console import console, styled, two_columns
         from deeprnn.generation import generate
-        from deeprnn.generation.musical_statistics import beside_data
+        from deeprnn.generation.musical_statistics import compare_with_data
         from deeprnn.runs.folder import load_run
 
         screen, run = console(), load_run(folder)
@@ -107,7 +107,7 @@ class Demo:
             screen.print(f"  {path}", soft_wrap=True)
         screen.print(f"  {folder / 'curves.png'} (how it learned)", soft_wrap=True)
         screen.print("\nBeside Bach's own, of the test chorales", style="bold")
-        for line in statistics_lines(*beside_data(music.sampled, data), theirs="Bach"):
+        for line in statistics_lines(*compare_with_data(music.sampled, data), theirs="Bach"):
             screen.print(f"  {line}")
         screen.print("\nWhat to try next", style="bold")
         screen.print(two_columns(self.advice(folder)), soft_wrap=True)

@@ -132,14 +132,14 @@ class Generate:
             return Checks()
         from deeprnn.data import MusicData
         from deeprnn.generation.copy_check import check
-        from deeprnn.generation.musical_statistics import beside_data
+        from deeprnn.generation.musical_statistics import compare_with_data
         from deeprnn.generation.primers import run_data
 
         try:
             data = run_data(run)
         except UserError as error:
             return Checks(left_out=f"copy check left out, the training data is not here ({error})")
-        counted = beside_data(work.sampled, data) if isinstance(data, MusicData) else None
+        counted = compare_with_data(work.sampled, data) if isinstance(data, MusicData) else None
         return Checks(*check(work.sampled, data), statistics=counted)
 
 

@@ -91,14 +91,14 @@ def _music_from_run(
     most = run.info.get("data", {}).get("most_notes") if max_notes is None else max_notes
     pieces, probabilities = sample_rolls(model, wanted, primer=primer, max_notes=most, **options)
     seconds = perf_counter() - begin
-    kept = primed if options.get("keep_primer", True) else 0
+    primer_frames = primed if options.get("keep_primer", True) else 0
     if ending == "cadence":
-        pieces, probabilities = _ended(pieces, probabilities, grid, kept)
+        pieces, probabilities = _ended(pieces, probabilities, grid, primer_frames)
     title = f"{run.info.get('label', 'model')} on {run.info.get('data', {}).get('name', 'data')}"
     return Music(
         pieces=pieces,
         probabilities=probabilities,
-        primer=kept,
+        primer=primer_frames,
         steps_per_beat=steps,
         low=grid.low,
         tempo=tempo,

@@ -69,7 +69,7 @@ def musical_statistics(
     )
 
 
-def beside_data(
+def compare_with_data(
     samples: Iterable[np.ndarray], data: MusicData
 ) -> tuple[MusicalStatistics, MusicalStatistics]:
     """Statistics of samples, and of pieces that the model has not seen."""

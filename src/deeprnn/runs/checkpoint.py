@@ -20,7 +20,7 @@ import safetensors.torch
 from torch import Tensor
 
 from deeprnn.errors import UserError
-from deeprnn.files import explained, sync_folder, write_atomically, write_beside
+from deeprnn.files import explained, sync_folder, write_atomically, write_temporary
 from deeprnn.runs.reading import open_regular, read_json, read_regular, regular
 
 logger = logging.getLogger("deeprnn")
@@ -81,9 +81,9 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
     tensors are both there: until `previous` is whole and on disk, nothing is renamed over either of them.
     """
     packed, sidecar = _pack(tensors, meta)
-    new_tensors = write_beside(folder / "last.safetensors", packed)
+    new_tensors = write_temporary(folder / "last.safetensors", packed)
     try:
-        new_json = write_beside(folder / "last.json", _encode(sidecar))
+        new_json = write_temporary(folder / "last.json", _encode(sidecar))
     except BaseException:
         new_tensors.unlink()
         raise
@@ -212,7 +212,7 @@ def save_best(folder: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, An
     packed, sidecar = _pack(tensors, meta)
     path = folder / "best.safetensors"
     before = _sha256(path) if regular(path) else None
-    new = write_beside(path, packed)
+    new = write_temporary(path, packed)
     write_atomically(folder / "best.json", _encode({**sidecar, "replaces": before}))
     with explained(path):
         os.replace(new, path)

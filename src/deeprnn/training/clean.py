@@ -37,11 +37,11 @@ def clean_parts(data: Data, split: str) -> dict[str, SplitSubset]:
 
     Takes seconds for songs and up to a minute for a text.
     """
-    found = audit(data)
-    parts = {CLEAN: SplitSubset(found.clean(split), len(found.flagged(split)))}
+    overlap = audit(data)
+    parts = {CLEAN: SplitSubset(overlap.clean(split), len(overlap.flagged(split)))}
     if data.kind == "music":
-        same = len(found.same_melody(split))
-        parts[NEW_MELODY] = SplitSubset(found.clean(split, melodies=True), same)
+        same = len(overlap.same_melody(split))
+        parts[NEW_MELODY] = SplitSubset(overlap.clean(split, melodies=True), same)
     return parts
 
 

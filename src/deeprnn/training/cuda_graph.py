@@ -123,8 +123,8 @@ class DevicePlan:
         """The batch at the cursor, gathered on the device: as `plan[i]` has it."""
         steps = self.starts.index_select(0, cursor.view(1)) + self.steps[:length]
         mask, reset = self.marks.index_select(1, steps)
-        found = self.table[self.index.index_select(1, steps)]  # (2, length, B, ...)
-        x, y = unpack(found, self.pitches, self.shifts) if self.pitches else found
+        gathered = self.table[self.index.index_select(1, steps)]  # (2, length, B, ...)
+        x, y = unpack(gathered, self.pitches, self.shifts) if self.pitches else gathered
         return Batch(x, y, mask, reset)
 
 

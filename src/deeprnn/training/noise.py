@@ -90,13 +90,13 @@ def _hashed_masks(model: SequenceModel, T: int, B: int, seeds: Tensor, update: T
     uniform = rng.hashed_uniform(seeds, rng.DROPOUT, update, sum(sizes)).split(sizes, 1)
     dtype = next(model.predict.parameters()).dtype
     parts = [u.view(len(seeds), *shape) for u, shape in zip(uniform, shapes, strict=True)]
-    found = {
+    scaled = {
         name: (part >= p).to(dtype) / (1 - p)
         for (name, (p, _)), part in zip(masks.items(), parts, strict=False)
     }
     for (name, (kind, _)), part in zip(draws.items(), parts[len(masks) :], strict=True):
-        found[name] = (part if kind == "uniform" else _normal(part[:, 0], part[:, 1])).to(dtype)
-    return found
+        scaled[name] = (part if kind == "uniform" else _normal(part[:, 0], part[:, 1])).to(dtype)
+    return scaled
 
 
 def _normal(u: Tensor, angle: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 // Every thread of a cluster is a fibre; which one goes on at a barrier is drawn at random, so that an order
 // on which a kernel wrongly relies has a chance to fail. Not a simulator of time or of memory ordering.
 #pragma once
-#include <ucontext.h>
-
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <vector>
+#include "fibres.h"
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
@@ -30,7 +29,7 @@ using std::min;
 struct Index { u32 x; };
 struct Gate { int waiting = 0; u64 turn = 0; };                     // a barrier
 struct Bytes { int count = 1, arrivals = 1; i64 expected = 0; u32 phase = 0; };  // an mbarrier
-struct Fibre { ucontext_t context; Index thread, block; int rank, warp, lane; bool done = false; std::vector<char> stack; };
+struct Fibre { Stack stack; Index thread, block; int rank, warp, lane; bool done = false; std::unique_ptr<char[]> memory; };
 struct Warp { Gate gate; u32 words[2][32][8]; };
 struct Machine {
   std::vector<std::unique_ptr<Fibre>> fibres;
@@ -38,7 +37,7 @@ struct Machine {
   std::vector<Warp> warps;
   std::map<u32, Bytes> bytes;
   std::map<std::pair<int, int>, Gate> gates;
-  ucontext_t home;
+  Stack home;
   Fibre* now = nullptr;
   std::mt19937 random;
   i64 idle = 0;
@@ -50,11 +49,11 @@ static Machine machine;
 
 INLINE void fail(const char* why) {   // never comes back
   machine.error = why;
-  swapcontext(&machine.now->context, &machine.home);
+  go(machine.now->stack, machine.home);
 }
 INLINE void yield() {
   if (++machine.idle > 5000000) fail("the kernel hangs");
-  swapcontext(&machine.now->context, &machine.home);
+  go(machine.now->stack, machine.home);
 }
 INLINE void pass(Gate& gate, int count) {
   u64 turn = gate.turn;

@@ -1,13 +1,12 @@
 // Stands in for common.cuh where a kernel needs no clusters: every thread of a block is a fibre, all of them meet at
 // every barrier, and their order changes from one to the next. Ends in `run`, which takes arguments as the driver does.
 #pragma once
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
 #include <vector>
+#include "fibres.h"
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
@@ -25,12 +24,12 @@ struct float4 { float x, y, z, w; };
 struct uint2 { u32 x, y; };
 struct Index { u32 x, y; };
 static Index blockIdx, threadIdx, blockDim, gridDim;
-static std::vector<ucontext_t> fibres;
+static std::vector<Stack> fibres;
 static std::vector<char> finished;
-static ucontext_t home;
+static Stack home;
 static float lanes[1024];
 
-INLINE void __syncthreads() { u32 i = threadIdx.x; swapcontext(&fibres[i], &home); threadIdx.x = i; }
+INLINE void __syncthreads() { u32 i = threadIdx.x; go(fibres[i], home); threadIdx.x = i; }
 INLINE void __syncwarp() { __syncthreads(); }
 INLINE float __shfl_xor_sync(u32, float value, int mask) {   // by all threads of the block at once
   lanes[threadIdx.x] = value;
@@ -54,7 +53,7 @@ template <class... A, size_t... I> void call(void (*kernel)(A...), std::index_se
 template <class... A> void call(void (*kernel)(A...)) { call(kernel, std::index_sequence_for<A...>()); }
 
 #define RUN(KERNEL) \
-  static void body() { u32 i = threadIdx.x; call(KERNEL); finished[i] = 1; swapcontext(&fibres[i], &home); } \
+  static void body() { u32 i = threadIdx.x; call(KERNEL); finished[i] = 1; go(fibres[i], home); } \
   extern "C" void run(void** arguments, u32 grid, u32 rows, u32 threads) { run_blocks(body, arguments, grid, rows, threads); }
 static void run_blocks(void (*body)(), void** arguments, u32 grid, u32 rows, u32 threads) {
   static std::vector<std::vector<char>> stacks;   // kept: some kernels are launched a thousand times
@@ -66,20 +65,14 @@ static void run_blocks(void (*body)(), void** arguments, u32 grid, u32 rows, u32
   for (u32 b = 0; b < grid * rows; b++) {
     blockIdx = {b % grid, b / grid};
     finished.assign(threads, 0);
-    for (u32 i = 0; i < threads; i++) {
-      getcontext(&fibres[i]);
-      fibres[i].uc_stack.ss_sp = stacks[i].data();
-      fibres[i].uc_stack.ss_size = stacks[i].size();
-      fibres[i].uc_link = &home;
-      makecontext(&fibres[i], body, 0);
-    }
+    for (u32 i = 0; i < threads; i++) fibres[i].begin(body, stacks[i].data(), stacks[i].size());
     for (u32 turn = 0, left = threads; left; turn++) {
       left = 0;
       for (u32 n = 0; n < threads; n++) {
         u32 i = turn % 2 ? threads - 1 - n : n;
         if (finished[i]) continue;
         threadIdx = {i, 0};
-        swapcontext(&home, &fibres[i]);
+        go(home, fibres[i]);
         left += !finished[i];
       }
     }

@@ -4,7 +4,7 @@
 static void leave() {   // the end of a fibre's work
   machine.now->done = true;
   machine.idle = 0;
-  swapcontext(&machine.now->context, &machine.home);
+  go(machine.now->stack, machine.home);
 }
 static void begin(u32 seed) {
   machine.error = nullptr;
@@ -28,12 +28,8 @@ static const char* run_together(void (*body)(), int first, int blocks, int threa
     f->block.x = first + f->rank;
     f->warp = i / 32;
     f->lane = i % 32;
-    f->stack.resize(1 << 16);
-    getcontext(&f->context);
-    f->context.uc_stack.ss_sp = f->stack.data();
-    f->context.uc_stack.ss_size = f->stack.size();
-    f->context.uc_link = &machine.home;
-    makecontext(&f->context, body, 0);
+    f->memory.reset(new char[1 << 16]);   // as it comes: to clear it would take longer than many a kernel
+    f->stack.begin(body, f->memory.get(), 1 << 16);
     left.push_back(f.get());
     machine.fibres.push_back(std::move(f));
   }
@@ -45,7 +41,7 @@ static const char* run_together(void (*body)(), int first, int blocks, int threa
       Fibre* f = left[(start + i) % left.size()];
       if (f->done || f->warp == held) continue;
       machine.now = f;
-      swapcontext(&machine.home, &f->context);
+      go(machine.home, f->stack);
       if (machine.error) return machine.error;
     }
     std::vector<Fibre*> rest;
