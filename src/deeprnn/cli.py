@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 import time
@@ -12,7 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from deeprnn import __version__, launcher
-from deeprnn.console import two_columns
+from deeprnn.console import PrintableFormatter, printable, two_columns
 from deeprnn.errors import UserError
 from deeprnn.files import NO_ROOM
 
@@ -143,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a file's name may hold what the terminal's encoding has not
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if logging.lastResort is not None:  # what shows warnings where nobody set up a log
+        logging.lastResort.setFormatter(PrintableFormatter())
     try:
         try:
             return run(sys.argv[1:] if argv is None else argv)
@@ -162,7 +165,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename is None:
             _drop_output()
-        print(f"error: {error.filename or 'cannot write the output'}: {error.strerror}", file=sys.stderr)
+        told = f"error: {error.filename or 'cannot write the output'}: {error.strerror}"
+        print(printable(told), file=sys.stderr)
         return 2
     except MemoryError as error:
         print(
@@ -177,10 +181,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(error: UserError) -> None:
     """Print what went wrong: of several processes that meet the same error the first alone does."""
     if not (rank := launcher.rank()):
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return
     time.sleep(GRACE)  # where the first has failed as well, its message is out and this process ends here
-    print(f"error (rank {rank}): {error}", file=sys.stderr)
+    print(printable(f"error (rank {rank}): {error}"), file=sys.stderr)
 
 
 def _drop_output() -> None:

@@ -1,11 +1,13 @@
 """The one console: rich on a terminal, plain lines elsewhere.
 
 What is printed is taken as it stands: markup and emoji codes are off, so that a file called `[/red]` or
-`:dog:` is shown by its name. Style comes from `styled`.
+`:dog:` is shown by its name. Style comes from `styled`. Names and labels may come from a stranger's run or file:
+their control characters, which could retitle or clear a terminal, are shown as signs.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -23,19 +25,48 @@ if TYPE_CHECKING:
 
 UNBOUNDED = 1000
 """columns of what is no terminal"""
+_SIGNS = {
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
+    127: "\u2421",
+    **dict.fromkeys(range(128, 160), "\ufffd"),
+}
+
+
+def printable(text: str) -> str:
+    """The text with control characters, all but newlines and tabs, as signs that no terminal acts on."""
+    return text.translate(_SIGNS)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Messages of the log as they may be shown."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+@lru_cache(maxsize=1)
+def _console_class() -> type[Console]:
+    class Printable(need("rich.console", extra="cli").Console):
+        """A console whose every plain string is `printable`."""
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    return Printable
 
 
 @lru_cache(maxsize=2)
 def console(stderr: bool = False) -> Console:
     """The shared rich console for stdout or stderr: wraps at words on a terminal, never in a pipe or file."""
-    make = need("rich.console", extra="cli").Console
+    make = _console_class()
     soft_wrap = not make(stderr=stderr).is_terminal
     return make(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
     """Text in several styles: plain strings, and pairs of a string and its style."""
-    return need("rich.text", extra="cli").Text.assemble(*parts)
+    clean = [printable(part) if isinstance(part, str) else (printable(part[0]), part[1]) for part in parts]
+    return need("rich.text", extra="cli").Text.assemble(*clean)
 
 
 def width() -> int:
@@ -80,9 +111,7 @@ def show_table(table: Any) -> None:
     """Print a table of rich: to fit a terminal, and as wide as it needs to be in a pipe or file."""
     screen = console()
     if not screen.is_terminal:
-        screen = need("rich.console", extra="cli").Console(
-            highlight=False, markup=False, emoji=False, width=UNBOUNDED
-        )
+        screen = _console_class()(highlight=False, markup=False, emoji=False, width=UNBOUNDED)
     screen.print(table)
 
 

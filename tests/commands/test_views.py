@@ -156,3 +156,19 @@ def test_a_sweeps_table_has_a_line_a_trial_and_a_curve_where_there_is_room(
     assert curves == {60: {16}, 80: {24}, 120: {24}}.get(columns, curves)
     assert all(set(words[3]) <= set("▁▂▃▄▅▆▇█") for words in trials if columns >= 60)
     assert ("optimiser.rate" in " ".join(lines[2:])) == (columns == 120)
+
+
+def test_no_name_of_a_strangers_reaches_the_terminal_as_a_command(capfd, tmp_path):
+    hostile = "a\x1b]0;title\x07\x1b[2J\x9bm\r"
+    console.console.cache_clear()
+    screen = console.console()
+    screen.print(f"run {hostile}")
+    screen.print(console.styled("by ", (hostile, "bold"), hostile))
+    console.show_rows(("run", hostile), [("x", hostile)])
+    logging.getLogger("elsewhere").warning("%s has no name", hostile)
+    assert cli.main(["evaluate", str(tmp_path / hostile)]) == 2
+    warning = logging.makeLogRecord({"msg": "%s has no name", "args": (hostile,)})
+    shown = "".join(capfd.readouterr()) + console.PrintableFormatter().format(warning)
+    assert shown.count("a␛]0;title␇␛[2J") == 7
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;]*m", "", shown))
+    console.console.cache_clear()

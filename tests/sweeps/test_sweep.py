@@ -426,6 +426,36 @@ def test_a_damaged_checkpoint_is_no_trials_fault(tmp_path, caplog, after, place)
     assert "begins anew" in caplog.text
 
 
+def test_a_pack_that_gets_further_each_time_may_lose_any_number_of_workers(tmp_path):
+    """As on machines that are taken away for others."""
+
+    class Shortlived:
+        saved = 0
+
+        def __init__(self, board):
+            self.board = board
+
+        def report(self, number, rows):
+            self.board.report(number, rows)
+            if rows[0]["epoch"] == Shortlived.saved + 2:  # earlier ones, told again, are not new
+                Shortlived.saved += 1
+                raise Lost("a node died")
+            return []
+
+        def __getattr__(self, name):
+            return getattr(self.board, name)
+
+    class Taken(LocalEngine):
+        def submit(self, work, *arguments):
+            return super().submit(lambda board, *rest: work(Shortlived(board), *rest), *arguments)
+
+    view, deaths = Quiet(), coordinator.ATTEMPTS + 1
+    which = spec(trials=1, overrides={"stop.epochs": deaths + 1})
+    outcome = sweep(which, tmp_path / "s", view=view, engine=Taken("cpu", 1))
+    assert sum("goes on from its last checkpoint" in r for r in view.remarks) == deaths
+    assert [t.state for t in outcome.trials] == ["complete"]
+
+
 def _die(board, device):
     raise Lost("a worker process died")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from deeprnn.console import console
+from deeprnn.console import console, printable
 from deeprnn.errors import UserError
 
 if TYPE_CHECKING:
@@ -163,8 +163,10 @@ def stream_text(run: Run, options: dict[str, Any]) -> Text:
     if primer and options.get("keep_primer", True):
         console().print(primer, style="dim", end="")
 
+    terminal = sys.stdout.isatty()
+
     def show(piece: str) -> None:
-        sys.stdout.write(piece)
+        sys.stdout.write(printable(piece) if terminal else piece)
         sys.stdout.flush()
 
     work = generate.text_from_run(run, show=show, **options)
@@ -231,7 +233,7 @@ def tell(run: Run, work: Music | Text, seed: int, files: list[Path], checks: Che
     if not music and not streamed:
         for number, text in enumerate(work.texts, 1):
             about.print(f"── {number} of {len(work)}", style="dim")
-            print(text)
+            print(printable(text) if sys.stdout.isatty() else text)
     unit = "frames" if music else {"char": "characters", "word": "words"}[run.kind]
     steps = sum(len(sample) for sample in work.sampled)
     label = run.info.get("label", "the model")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from deeprnn.console import width
+from deeprnn.console import printable, width
 from deeprnn.errors import UserError
 
 
@@ -54,7 +54,7 @@ class Report:
 
             compared = compare(entries, tables.read_ledger(self.against))
             rows = [c.to_dict() for c in compared]
-            print(json.dumps(rows, indent=1) if self.json else comparison_text(compared))
+            print(json.dumps(rows, indent=1) if self.json else printable(comparison_text(compared)))
             return 0
         if self.readme:
             from deeprnn.reproduction.documents import Sources, update_document
@@ -72,7 +72,8 @@ class Report:
         if self.json:
             print(json.dumps([row.to_dict() for row in table], indent=1, ensure_ascii=False))
         else:
-            print(tables.cells_text(table, width()) if self.cells else tables.text_tables(entries, width()))
+            told = tables.cells_text(table, width()) if self.cells else tables.text_tables(entries, width())
+            print(printable(told))
         return 0
 
     def _page(self) -> int:
@@ -105,7 +106,7 @@ class Report:
         elif self.json:
             print(json.dumps(outcome.to_dict(), indent=1, ensure_ascii=False))
         else:
-            print(text(outcome))
+            print(printable(text(outcome)))
             if frozen := begun(ledger):
                 print(f"\n{frozen}")
         return 0

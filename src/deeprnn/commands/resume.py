@@ -32,7 +32,7 @@ class Resume:
     track: TrackOption = ()
     """watch the run with another program; may be given several times"""
     quiet: bool = False
-    """print nothing but errors"""
+    """print nothing but warnings and errors"""
     json: bool = False
     """print the results as one JSON document, and nothing else"""
     overrides: Annotated[tuple[tuple[str, str], ...], tyro.conf.Suppress] = field(default=())

@@ -55,7 +55,7 @@ class Sweep:
     score_test: bool = False
     """score the winner of a finished sweep on test; a second time only repeats what was recorded"""
     quiet: bool = False
-    """print nothing but errors"""
+    """print nothing but warnings and errors"""
 
     def run(self) -> int:
         """Run, go on, or score."""

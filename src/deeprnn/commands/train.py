@@ -84,7 +84,7 @@ class Train:
     no_test: bool = False
     """never score the test part, now or later: for runs of a search (the recipe's evaluation.test = false)"""
     quiet: bool = False
-    """print nothing but errors"""
+    """print nothing but warnings and errors"""
     json: bool = False
     """print the results as one JSON document, and nothing else"""
     overrides: Annotated[tuple[tuple[str, str], ...], tyro.conf.Suppress] = field(default=())

@@ -31,7 +31,7 @@ from deeprnn.training.recipe import DataPart, Recipe
 TICK = 0.2
 """seconds between two looks at what workers tell"""
 ATTEMPTS = 5
-"""at a pack whose workers die"""
+"""at a pack whose workers die one after the other, none of them an epoch further on"""
 AHEAD = 8
 """packs' worth of trials that are asked for at once where no trial depends on another's outcome"""
 SHARE = 4
@@ -137,6 +137,8 @@ class _Coordinator:
         self.running: dict[Future[Any], Pack] = {}
         self.stopped: dict[int, list[int]] = {}
         self.attempts: dict[int, int] = {}
+        self.reached: dict[int, int] = {}
+        """of a pack: the last epoch that was heard of"""
         self.curves: dict[tuple[int, int], float] = {}
         """of a pack and its member: the best score so far"""
         self.with_parameters = self._folders_with_parameters()
@@ -265,6 +267,8 @@ class _Coordinator:
                 key = (pack.number, member)
                 self.curves[key] = min(row["valid"], self.curves.get(key, row["valid"]))
         epoch = max((row["epoch"] for row in rows if row is not None), default=0)
+        if epoch > self.reached.get(pack.number, 0):  # machines that are taken away are not its fault
+            self.reached[pack.number], self.attempts[pack.number] = epoch, 1
         for trial in dict.fromkeys(pack.trials):
             own = [m for m, t in enumerate(pack.trials) if t == trial]
             if any(rows[m] is not None for m in own) and not {*own} & {*self.stopped.get(pack.number, ())}:
