@@ -38,7 +38,7 @@ from deeprnn.sweeps.winner import score_winner, write_winner
 from deeprnn.training.recipe import load_recipe, override
 from deeprnn.training.session import run_recipe
 from tests.small_runs import text_file
-from tests.sweeps.toys import Quiet, spec, sweep
+from tests.sweeps.toys import Quiet, as_file, spec, sweep
 
 WIDE = {
     "optimiser.rate": "log:0.1..4",
@@ -128,6 +128,12 @@ def test_a_trial_that_goes_nan_fails_with_its_reason_and_the_others_go_on(tmp_pa
     assert outcome.finished
     assert [t.state for t in outcome.trials] == ["complete", "failed", "complete"]
     assert "diverged" in outcome.trials[1].reason
+
+
+def test_a_sweep_without_a_winner_ends_with_a_status_that_scripts_see(tmp_path):
+    which = spec({"init.output_std": [3e38, 2e38]}, sampler="grid")
+    assert main(["sweep", str(as_file(which, tmp_path)), "--out", str(tmp_path / "s"), "--jobs", "1"]) == 1
+    assert main(["sweep", str(tmp_path / "s"), "--jobs", "1"]) == 1
 
 
 def test_values_that_do_not_go_together_fail_and_the_others_go_on(tmp_path):

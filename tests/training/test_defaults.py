@@ -52,6 +52,13 @@ def test_a_text_is_learned_in_fewer_updates_than_by_the_settings_for_music():
     assert cost_after(chosen, 60) < 0.8 * cost_after(slower, 60)
 
 
+def test_a_remark_leaves_room_for_a_persons_options():
+    part = DataPart(name="toy")
+    assert not any("option" in remark for remark in choose(music(), part, "dots")[1])
+    told = choose(music(), part, "dots", changed=True)[1]
+    assert any("where no option says otherwise: 100 units" in remark for remark in told)
+
+
 @pytest.mark.parametrize(("kind", "chunk"), [("char", 50), ("word", 50)])
 def test_settings_fit_the_kind_of_text(kind, chunk):
     text = letters()

@@ -149,4 +149,5 @@ def conduct(spec: Spec, folder: Path, options: Any) -> int:
         print(f"saved; the same command goes on, or: {program()} sweep {shlex.quote(str(folder))}")
         return 128 + received[0]
     conclude(spec, folder, outcome, shown=not options.quiet)
-    return 0
+    has_winner = any(t.state == "complete" for t in outcome.trials)
+    return 0 if has_winner or not outcome.finished else 1

@@ -76,7 +76,7 @@ def resolve(
     reading = {name: value for name, value in (changes or {}).items() if name.startswith("data.")}
     part = override(Recipe(data=part), reading).data
     data = load_data(part)
-    recipe, remarks = choose(data, part, model or "dots")
+    recipe, remarks = choose(data, part, model or "dots", bool(changes))
     return recipe, data, remarks
 
 
@@ -86,10 +86,10 @@ def is_recipe(what: str) -> bool:
     return what.endswith(".toml") or short in packaged()
 
 
-def choose(data: Data, part: DataPart, model: str) -> tuple[Recipe, list[str]]:
+def choose(data: Data, part: DataPart, model: str, changed: bool = False) -> tuple[Recipe, list[str]]:
     """Settings from the data's kind and size, for an ordinary computer: Adam, a few lanes, a cosine.
 
-    Those of texts were measured beside an LSTM, in benchmarks/own_data.py.
+    Those of texts were measured beside an LSTM, in benchmarks/own_data.py. `changed`: a person's options come on top.
     """
     remarks = []
     if isinstance(data, MusicData):
@@ -122,8 +122,9 @@ def choose(data: Data, part: DataPart, model: str) -> tuple[Recipe, list[str]]:
         stop=StopPart(epochs=epochs, patience=max(5, epochs // 4)),
     )
     layout = f"{lanes} lane{'s' if lanes > 1 else ''} of {chunk} steps"
+    unless = ", where no option says otherwise" if changed else ""
     remarks += [
-        f"chosen for {amount:,} {what} of training data: {size} units, {layout}, Adam at {rate:g} over at most "
+        f"chosen for {amount:,} {what} of training data{unless}: {size} units, {layout}, Adam at {rate:g} over at most "
         f"{epochs} epochs",
         "every choice can be changed, for example --hidden 300 --epochs 10 or --minutes 5",
     ]
