@@ -89,6 +89,19 @@ def test_layer_norm_runs_by_the_plain_loop_and_says_so(caplog):
         deeprnn.Recurrent(layer.cells[0], backend="cpu")(x)
 
 
+def test_a_part_compiled_by_torch_jit_is_called():
+    torch.manual_seed(0)
+    cell, x = Paced(I, H), torch.randn(T, B, I)
+    expected = loop(deeprnn.Recurrent(cell), x)
+    slope = torch.autograd.grad(expected.sum(), cell.pace)[0]
+    cell.W = torch.jit.script(cell.W)
+    layer = deeprnn.Recurrent(cell)
+    y = layer(x)[0]
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), cell.pace)[0], slope)
+    assert "W is compiled by torch.jit" in layer.explain()
+
+
 def test_normalising_the_input_alone_is_described():
     class InputNormed(Normed):
         def step(self, x, h):

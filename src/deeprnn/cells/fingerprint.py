@@ -9,6 +9,7 @@ from functools import partial
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils.weight_norm import WeightNorm
@@ -52,6 +53,12 @@ def hook_of(module: nn.Module) -> str | None:
     return None
 
 
+def scripted_part(module: nn.Module) -> str | None:
+    """A part whose code is torch.jit's, in words; None where there is none."""
+    scripted = (name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule))
+    return next((f"{name or 'the cell'} is compiled by torch.jit" for name in scripted), None)
+
+
 def settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
     """(path of a part, attribute, value) for everything that the module's parts hold besides tensors and modules."""
     for path, part in module.named_modules():
@@ -73,7 +80,9 @@ def fingerprint(module: nn.Module, held: Held = None) -> tuple[Any, ...]:
                 found.append((name, known))
         for home in (attributes["_parameters"], attributes["_buffers"]):
             found += [(name, None if t is None else _held(t, first)) for name, t in home.items()]
-        found.append(tuple(attributes["_modules"]))
+        found.append(
+            tuple(attributes["_modules"].keys())
+        )  # those of torch.jit cannot be gone through otherwise
         found += class_attributes(type(part), held)
     return tuple(found)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from deeprnn.cells.cell import CELLS, Cell, handle_of
-from deeprnn.cells.fingerprint import PLAIN, fingerprint, hook_of, settings
+from deeprnn.cells.fingerprint import PLAIN, fingerprint, hook_of, scripted_part, settings
 from deeprnn.cells.surroundings import Name, surroundings, unchanged
 from deeprnn.cells.trace import Graphs, Traced, Undescribable, trace
 from deeprnn.cells.tracing.recording import ChangesItself, in_fresh_thread
@@ -222,8 +222,8 @@ def _forget(key: str) -> None:
 def _trace(cell: Cell, request: Request, stand_ins: dict[str, Tensor]) -> Traced:
     if type(cell).forward is not Cell.forward or "forward" in cell.__dict__:
         raise Undescribable("the cell has a forward of its own")
-    if (hook := hook_of(cell)) is not None:
-        raise Undescribable(hook)
+    if (reason := hook_of(cell) or scripted_part(cell)) is not None:
+        raise Undescribable(reason)
     sizes = cell.sizes()
     x = ((), request.x_type) if request.symbols else ((sizes.input,), request.dtype)
     parameters = {name for name, _ in cell.named_parameters()}
