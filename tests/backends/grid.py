@@ -20,7 +20,7 @@ from deeprnn.backends.protocol import Inputs
 from deeprnn.cells import functions
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription
-from deeprnn.cells.expressions import in_order
+from deeprnn.cells.expressions import in_order, leaves_of
 
 Unroll = Callable[[CellDescription, Inputs, str], Sequence[Tensor]]
 Tensors = dict[str, Tensor]
@@ -144,6 +144,8 @@ def _draw(case: Case, seed: int) -> Tensors:
     tensors |= {
         f"matrix{i}": normal(*shape, scale=0.7 / shape[1] ** 0.5) for i, shape in enumerate(cell.matrices)
     }
+    for i in _matrices_below_roots(cell):
+        tensors[f"matrix{i}"] = tensors[f"matrix{i}"].abs()
     # Between 0.2 and 1.2, or above 1 where they are exponents of Lp units.
     least = 1.2 if _uses(cell, "lp") else 0.2
     tensors |= {
@@ -159,6 +161,16 @@ def _draw(case: Case, seed: int) -> Tensors:
         if T * B > 1:  # a first state that counts and a mark that does: without them faults could hide
             tensors["reset"][0, 0], tensors["reset"][-1, -1] = False, True
     return tensors
+
+
+def _matrices_below_roots(cell: CellDescription) -> set[int]:
+    """Matrices with which sums are made that a root is taken of, such as variances: none may be negative."""
+    below = set()
+    for stage in cell.stages:
+        roots = [node for node in in_order(stage.outputs) if node.op == "sqrt"]
+        for node in leaves_of(roots, "preactivation"):
+            below |= {p.matrix for p in stage.preactivations[node.value[0]].products}
+    return below
 
 
 def _uses(cell: CellDescription, *functions: str) -> bool:

@@ -44,14 +44,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def traced(name: str, size: int, *layers: int) -> CellDescription:
-    """A shipped gated cell whose candidate is the end of a deep transition, as its own step is read."""
-    cell = LIBRARY[name](5, size, intermediate_sizes=layers)
-    found = plan_of(cell, Request(torch.float32, torch.float32, "cpu")).traced
-    assert found is not None
-    return found.cell
+    """A shipped cell, perhaps one whose candidate is the end of a deep transition, as its own step is read.
+
+    The device "meta" is read as a GPU is.
+    """
+    cell = LIBRARY[name](5, size, **({"intermediate_sizes": layers} if layers else {}))
+    plan = plan_of(cell, Request(torch.float32, torch.float32, "meta"))
+    assert plan.traced is not None, plan.reason
+    return plan.traced.cell
 
 
+NORMED = ("layer-norm-gru", "layer-norm-lstm")
 CELLS = by_name(18) | {"deep-lstm": traced("lstm", 18, 11), "deep-gru": traced("gru", 18, 21)}
+CELLS |= {name: traced(name, 18) for name in NORMED}
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +104,8 @@ CLUSTER = [
     (named("leaky"), (2, 128, 8, 2, 2), True),
     (named("deep-lstm", reset=True), (3, 128, 8, 2, 2), True),
     (named("deep-gru", population=2), (2, 128, 8, 2, 2), True),
+    (named("layer-norm-gru", reset=True), (2, 128, 8, 2, 2), True),
+    (named("layer-norm-lstm", reset=True, population=2), (3, 128, 8, 2, 2), True),
 ]
 
 
@@ -345,6 +352,7 @@ CARD_TENSOR_CORES = [
     (Case("highway", WIDE["highway"], 3, 18), (16, 3), True),
     (Case("pooled", WIDE["pooled"], 3, 17), (16, 1), True),
     (Case("deep-lstm", traced("lstm", 33, 40), 3, 18, reset=True), (16, 1), True),
+    (Case("layer-norm-lstm", traced("layer-norm-lstm", 33), 3, 18, reset=True), (16, 1), True),
     (Case("peepholes", WIDE["peepholes"], 1, 5, reset=True), (16, 1), False),
 ]
 

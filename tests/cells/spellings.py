@@ -414,9 +414,6 @@ def _hooked(m: Any, x: Tensor, h: Tensor) -> Tensor:
 
 
 PLAIN: dict[str, tuple[Callable[[Any], None], Rule, str]] = {
-    "layer norm": (simple, lambda m, x, h: torch.tanh(F.layer_norm(m.W(h) + m.U(x), (HIDDEN,))), "native_layer_norm"),
-    "rms norm": (simple, lambda m, x, h: torch.tanh(F.rms_norm(m.W(h) + m.U(x), (HIDDEN,))), "rms_norm"),
-    "softmax": (simple, lambda m, x, h: (m.W(h) + m.U(x)).softmax(-1), "_softmax"),
     "branch": (simple, _branch, "value of a tensor"),
     "item": (simple, lambda m, x, h: torch.tanh(m.W(h)) * h.abs().amax(1)[0].item(), "value of a tensor"),
     "sine": (simple, lambda m, x, h: torch.sin(m.W(h) + m.U(x)), "sin"),

@@ -27,15 +27,11 @@ class Paced(deeprnn.Cell):
         return torch.lerp(h, torch.tanh(self.U(x) + self.W(h)), self.pace.sigmoid())
 
 
-class Normed(Paced):
-    """Layer normalisation inside: a sum over units, which no description has."""
-
-    def __init__(self, input_size, hidden_size):
-        super().__init__(input_size, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size)
+class Ranked(Paced):
+    """A sort of units inside, which no description has."""
 
     def step(self, x, h):
-        return torch.tanh(self.norm(self.U(x) + self.W(h)))
+        return torch.tanh((self.U(x) + self.W(h)).sort(-1).values)
 
 
 def loop(layer, x, h=None):
@@ -73,18 +69,18 @@ def test_explain_names_the_stages_the_products_and_the_backend():
         assert part in text
 
 
-def test_layer_norm_runs_by_the_plain_loop_and_says_so(caplog):
+def test_a_sort_runs_by_the_plain_loop_and_says_so(caplog):
     torch.manual_seed(0)
-    layer, x = deeprnn.Recurrent(Normed(I, H)), torch.randn(T, B, I)
+    layer, x = deeprnn.Recurrent(Ranked(I, H)), torch.randn(T, B, I)
     with caplog.at_level(logging.WARNING, logger="deeprnn"):
         y = layer(x)[0]
         layer(x)
     torch.testing.assert_close(y, loop(layer, x))
     lines = [r.getMessage() for r in caplog.records if "plain loop" in r.getMessage()]
     assert len(lines) == 1
-    assert "Normed" in lines[0]
-    assert "layer_norm" in lines[0]
-    assert "layer_norm" in layer.explain()
+    assert "Ranked" in lines[0]
+    assert "sort" in lines[0]
+    assert "sort" in layer.explain()
     with pytest.raises(deeprnn.UserError, match="plain loop"):
         deeprnn.Recurrent(layer.cells[0], backend="cpu")(x)
 
@@ -103,7 +99,11 @@ def test_a_part_compiled_by_torch_jit_is_called():
 
 
 def test_normalising_the_input_alone_is_described():
-    class InputNormed(Normed):
+    class InputNormed(Paced):
+        def __init__(self, input_size, hidden_size):
+            super().__init__(input_size, hidden_size)
+            self.norm = nn.LayerNorm(hidden_size)
+
         def step(self, x, h):
             return torch.tanh(self.norm(self.U(x)) + self.W(h))
 
@@ -318,7 +318,7 @@ def test_copies_are_their_own():
 
 
 def test_gradients_reach_everything_by_either_way():
-    for kind in (Paced, Normed):
+    for kind in (Paced, Ranked):
         layer, x = deeprnn.Recurrent(kind(I, H)), torch.randn(T, B, I, requires_grad=True)
         h0 = torch.randn(1, B, H, requires_grad=True)
         y, h = layer(x, h0)

@@ -8,6 +8,7 @@ from typing import Any
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.gru import GRU, MGU, UGRNN
 from deeprnn.cells.highway import RHN
+from deeprnn.cells.layer_norm import LayerNormGRU, LayerNormLSTM
 from deeprnn.cells.lstm import LSTM, CoupledLSTM, MogrifierLSTM
 from deeprnn.cells.simple import RNN, IndRNN, LeakyRNN
 
@@ -23,6 +24,8 @@ LIBRARY: dict[str, Any] = {
     "peephole-lstm": partial(LSTM, peepholes=True),
     "coupled-lstm": CoupledLSTM,
     "mogrifier": MogrifierLSTM,
+    "layer-norm-gru": LayerNormGRU,
+    "layer-norm-lstm": LayerNormLSTM,
     "rhn": RHN,
 }
 """each is called with an input size, a hidden size and options"""
@@ -38,6 +41,8 @@ __all__ = [
     "Cell",
     "CoupledLSTM",
     "IndRNN",
+    "LayerNormGRU",
+    "LayerNormLSTM",
     "LeakyRNN",
     "MogrifierLSTM",
 ]

@@ -227,7 +227,8 @@ def _trace(cell: Cell, request: Request, stand_ins: dict[str, Tensor]) -> Traced
     sizes = cell.sizes()
     x = ((), request.x_type) if request.symbols else ((sizes.input,), request.dtype)
     parameters = {name for name, _ in cell.named_parameters()}
-    return trace(cell.step, cell, stand_ins, parameters, x, sizes.states, request.dtype)
+    narrow_stages = torch.device(request.device).type == "cpu"
+    return trace(cell.step, cell, stand_ins, parameters, x, sizes.states, request.dtype, narrow_stages)
 
 
 def _stand_in(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from deeprnn.cells.description import CellDescription
-from deeprnn.cells.tracing import products
+from deeprnn.cells.tracing import products, reductions
 from deeprnn.cells.tracing.batch_size import mark_batch
 from deeprnn.cells.tracing.columns import Columns
 from deeprnn.cells.tracing.hoisting import Hoisted, extract
@@ -111,11 +111,16 @@ def trace(
     x: tuple[tuple[int, ...], torch.dtype],
     states: Sequence[int],
     dtype: torch.dtype,
+    narrow_stages: bool = True,
 ) -> Traced:
-    """Describe `step(x, *states)`, or raise `Undescribable` with the operation and the line that prevent it."""
+    """Describe `step(x, *states)`, or raise `Undescribable` with the operation and the line that prevent it.
+
+    With `narrow_stages` a number that many units read, such as a mean, is computed once, by a stage of its own. That
+    saves work on a CPU; in a persistent kernel every unit had better compute it, for an exchange takes longer.
+    """
     recording, other = record(step, module, held, x, states, dtype)
     try:
-        return _described(recording, other, parameters, states)
+        return _described(recording, other, parameters, states, narrow_stages)
     except Undescribable as error:
         error.may_write = False
         raise
@@ -125,13 +130,20 @@ def trace(
         raise refusal from error
 
 
-def _described(recording: Recording, other: Recording, parameters: set[str], states: Sequence[int]) -> Traced:
+def _read_operation(columns: Columns, node: fx.Node) -> Sequence[Tensor]:
+    """The names of the numbers of each result of an operation that neither moves numbers nor is element-wise."""
+    return reductions.read(columns, node) or (products.read(columns, node),)
+
+
+def _described(
+    recording: Recording, other: Recording, parameters: set[str], states: Sequence[int], narrow_stages: bool
+) -> Traced:
     mark_batch(recording, other)
     normalise(recording)
 
     def read(cuts: list[list[Any]]) -> Columns:
-        columns = Columns(recording, cuts=cuts)
-        columns.read(parameters, products.read)
+        columns = Columns(recording, cuts=cuts, narrow_stages=narrow_stages)
+        columns.read(parameters, _read_operation)
         return columns
 
     found = pulled(read, states)

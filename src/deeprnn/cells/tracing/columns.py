@@ -19,7 +19,15 @@ from torch import Tensor, fx
 from deeprnn.cells.expressions import Expression
 from deeprnn.cells.tracing.blocks import BATCH, ROWS, Filled, Index, State
 from deeprnn.cells.tracing.elementwise import EXPRESSIONS, OF_TRUTH_VALUES
-from deeprnn.cells.tracing.operations import FILLS, MOVES, ROW_WISE, SAME, name_of, treats_rows_apart
+from deeprnn.cells.tracing.operations import (
+    FILLS,
+    MOVES,
+    ROW_WISE,
+    SAME,
+    TAKE_SIZES,
+    name_of,
+    treats_rows_apart,
+)
 from deeprnn.cells.tracing.outside import Outside
 from deeprnn.cells.tracing.recording import Undescribable, where
 
@@ -32,13 +40,16 @@ class Columns(Outside):
     """The reading of a recorded step; `cuts` are the places of each part of each state."""
 
     cuts: list[list[Index]] = field(default_factory=list)
+    narrow_stages: bool = True  # whether what many units read may be computed by a few units of their own
     atoms: list[State] = field(default_factory=list)  # the parts
     pointwise: int = 0  # operations
+    results: dict[fx.Node, Sequence[Tensor]] = field(default_factory=dict)  # of operations that are neither
 
-    def read(self, parameters: set[str], otherwise: Callable[[Columns, fx.Node], Tensor]) -> None:
+    def read(self, parameters: set[str], otherwise: Callable[[Columns, fx.Node], Sequence[Tensor]]) -> None:
         """Follow every node; `parameters` are the names of held tensors that may have gradients.
 
-        `otherwise` reads operations in the loop that neither move elements nor are element-wise.
+        `otherwise` reads operations in the loop that neither move elements nor are element-wise: the names of each of
+        their results.
         """
         for node in list(self.recording.graph.nodes):
             if node.op == "placeholder":
@@ -70,7 +81,7 @@ class Columns(Outside):
             self.kinds[node] = "fixed"
             self.sources[node] = frozenset(["parameter"] if name in parameters else [])
 
-    def _call(self, node: fx.Node, otherwise: Callable[[Columns, fx.Node], Tensor]) -> None:
+    def _call(self, node: fx.Node, otherwise: Callable[[Columns, fx.Node], Sequence[Tensor]]) -> None:
         kinds = [self.kinds[a] for a in node.all_input_nodes]
         kind = next((k for k in ("loop", "row", "fixed") if k in kinds), "size" if kinds else "fixed")
         name = name_of(node)
@@ -86,7 +97,7 @@ class Columns(Outside):
         while inner.target is getitem:
             inner = inner.args[0]
         name = name_of(inner)
-        if name not in MOVES and any(self.kinds[a] == "size" for a in inner.all_input_nodes):
+        if name not in TAKE_SIZES and any(self.kinds[a] == "size" for a in inner.all_input_nodes):
             raise Undescribable(f"{name} computes with the batch size{where(node)}")
         if name in MOVES:
             if kind != "fixed" or node.meta["batch"]:
@@ -104,7 +115,9 @@ class Columns(Outside):
             self.values[node] = self.compute(build, [self.names(a) for a in flat], node)
         else:
             self._check_type(node)
-            self.values[node] = otherwise(self, inner)
+            if inner not in self.results:
+                self.results[inner] = otherwise(self, inner)
+            self.values[node] = self.results[inner][0 if inner is node else node.args[1]]  # type: ignore[index]
 
     def _moved(self, node: fx.Node) -> Tensor:
         """The operation itself, on names."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,16 +77,12 @@ class Hoisted:
             self.b = [self._zeros(u) if b is None else b for u, b in zip(self.U, self.b, strict=False)]
             return
         parts: list[fx.Node] = []
-        pending: list[ProjectedEntry] = []
-        for entry, own in zip(entries, linear, strict=True):
-            if pending and (own is None or own.source is not pending[0].source):
-                parts += self._products(pending)
-                pending = []
-            if own is None:
-                parts.append(self._sum(entry))
+        for source, run in groupby(zip(entries, linear, strict=True), lambda e: e[1] and e[1].source):
+            both = list(run)
+            if source is None:
+                parts += self._others([entry for entry, _ in both])
             else:
-                pending.append(own)
-        parts += self._products(pending)
+                parts += self._products([own for _, own in both if own is not None])
         width = sum(e.size for e in entries)
         self.entering = (
             parts[0] if len(parts) == 1 else self._new(aten.cat.default, (parts, 1), (BATCH, width), (0,))
@@ -175,8 +172,6 @@ class Hoisted:
 
     def _products(self, pending: list[ProjectedEntry]) -> list[fx.Node]:
         """Runs of entries that are products of the same rows, as one product."""
-        if not pending:
-            return []
         groups = _runs(pending)
         rows = [self._matrix(g) for g in groups]
         width = sum(r.meta["shape"][0] for r in rows)
@@ -193,8 +188,26 @@ class Hoisted:
         bias = whole[0] if len(whole) == 1 else self._new(aten.cat.default, (whole, 0), (width,))
         return [self._new(aten.addmm.default, (bias, source, turned), (BATCH, width), (0,))]
 
+    def _others(self, entries: list[Entry]) -> list[fx.Node]:
+        """Entries of any kind; neighbours that are places of one value are taken from it together."""
+        parts = []
+        for whole, run in groupby(entries, self._only_source):
+            own = list(run)
+            if whole is None:
+                parts += [self._sum(entry) for entry in own]
+                continue
+            known = [self._known(entry.rows[0]) for entry in own]
+            places = np.concatenate([index for _, _, index in known])
+            parts.append(chosen(self.columns, self.columns.as_rows(known[0][1]), places, 1))
+        return parts
+
+    def _only_source(self, entry: Entry) -> int | None:
+        """The value whose places an entry is; None where it is a sum or a difference."""
+        sign, block, _ = self._known(entry.rows[0])
+        return id(block) if len(entry.rows) == 1 and not entry.fixed and sign > 0 else None
+
     def _sum(self, entry: Entry) -> fx.Node:
-        """An entry of any kind."""
+        """A sum of values and parameters as an entry."""
         pieces = []
         for sign, block, index in map(self._known, entry.rows):
             pieces.append((sign, chosen(self.columns, self.columns.as_rows(block), index, 1)))

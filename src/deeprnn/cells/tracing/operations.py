@@ -20,6 +20,8 @@ MOVES = _words("""
     constant_pad_nd unflatten flatten movedim
 """)
 """operations whose results are elements of their arguments"""
+TAKE_SIZES = MOVES | {"native_group_norm"}
+"""those that may be told the batch size"""
 SAME = _words("""
     clone alias lift_fresh contiguous
 """)

@@ -34,8 +34,8 @@ def _two(columns: Columns, node: fx.Node, a: fx.Node, b: fx.Node) -> Tensor:
     """(B, k) times (k, m), or (m, k) times (k, B)."""
     _one_in_loop(columns, node, a, b)
     if columns.kinds[a] == "fixed":  # aᵀ comes second: (b'ᵀ a'ᵀ)ᵀ
-        return _two_rows(columns, node, columns.names(b).t(), columns.transposed(a)).t()
-    return _two_rows(columns, node, columns.names(a), b)
+        return times_matrix(columns, node, columns.names(b).t(), columns.transposed(a)).t()
+    return times_matrix(columns, node, columns.names(a), b)
 
 
 def _addmm(columns: Columns, node: fx.Node) -> Tensor:
@@ -55,7 +55,8 @@ def _linear(columns: Columns, node: fx.Node) -> Tensor:
     _one_in_loop(columns, node, x, weight)  # type: ignore[arg-type]
     names = columns.names(x)  # type: ignore[arg-type]
     flat = names.reshape(BATCH, -1, names.shape[-1])
-    parts = [_two_rows(columns, node, flat[:, i], columns.transposed(weight)) for i in range(flat.shape[1])]  # type: ignore[arg-type]
+    turned = columns.transposed(weight)  # type: ignore[arg-type]
+    parts = [times_matrix(columns, node, flat[:, i], turned) for i in range(flat.shape[1])]
     product = torch.stack(parts, 1).view(node.meta["shape"])
     if not bias or bias[0] is None:
         return product
@@ -69,7 +70,7 @@ def _mv(columns: Columns, node: fx.Node) -> Tensor:
     if columns.kinds[b] == "loop":  # type: ignore[index]
         raise Undescribable(f"{name_of(node)} multiplies a vector that has no batch dimension{where(node)}")
     column = columns.new_node(aten.unsqueeze.default, (b, 1), (*b.meta["shape"], 1))  # type: ignore[union-attr]
-    product = _two_rows(columns, node, columns.names(a), column)[:, 0]  # type: ignore[arg-type]
+    product = times_matrix(columns, node, columns.names(a), column)[:, 0]  # type: ignore[arg-type]
     if name_of(node) == "mv":
         return product
     return _plus(columns, node, product, columns.names(node.args[0]))  # type: ignore[arg-type]
@@ -87,13 +88,13 @@ def _bmm(columns: Columns, node: fx.Node) -> Tensor:
     if batch == 0 and matrix.meta["batch"] == (0,):  # type: ignore[union-attr]
         q = columns.one_of_batch(matrix, node)  # type: ignore[arg-type]
         q = columns.transposed(q) if swap else q
-        out = torch.stack([_two_rows(columns, node, names[:, i], q) for i in range(names.shape[1])], 1)
+        out = torch.stack([times_matrix(columns, node, names[:, i], q) for i in range(names.shape[1])], 1)
     elif batch == 1 and not matrix.meta["batch"]:  # type: ignore[union-attr]
         shape = matrix.meta["shape"][1:]  # type: ignore[union-attr]
         parts = []
         for g in range(names.shape[0]):
             q = columns.new_node(aten.select.int, (matrix, 0, g), shape)
-            parts.append(_two_rows(columns, node, names[g], columns.transposed(q) if swap else q))
+            parts.append(times_matrix(columns, node, names[g], columns.transposed(q) if swap else q))
         out = torch.stack(parts)
     else:
         raise Undescribable(f"bmm over the rows of a batch{where(node)}")
@@ -130,8 +131,8 @@ def _one_in_loop(columns: Columns, node: fx.Node, a: fx.Node, b: fx.Node) -> Non
         )
 
 
-def _two_rows(columns: Columns, node: fx.Node, names: Tensor, q: fx.Node) -> Tensor:
-    """Vectors (B, k), of whatever they are made, times q (k, m): names of (B, m)."""
+def times_matrix(columns: Columns, node: fx.Node, names: Tensor, q: fx.Node) -> Tensor:
+    """Vectors (B, k), of whatever they are made, times q (k, m): the names of the product's numbers, (B, m)."""
     numbers = (names // ROWS).numpy()
     if batch_dimension(names, ROWS) != 0 or (numbers != numbers[:1]).any():
         raise Undescribable(f"{name_of(node)} mixes the rows of a batch{where(node)}")

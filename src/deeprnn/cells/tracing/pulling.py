@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 import torch
+from torch import fx
 
 from deeprnn.cells.expressions import Expression, constant, in_order, leaf
 from deeprnn.cells.tracing.blocks import ROWS, Block, Computed, Filled, Index, Known, Multiplied, Part, State
@@ -21,6 +23,8 @@ from deeprnn.cells.tracing.recording import Undescribable, where
 Cut = tuple[int, Index]  # a state, and places that should be a part of it by themselves
 MOST_PARTS = 16
 """of one state"""
+COPIES = 8
+"""of a number, from which on it is computed once, in a stage of its own, and sent to all units that read it"""
 
 
 @dataclass
@@ -85,6 +89,10 @@ class Pulled:
         waiting = [(block, index)]  # a list, for Python's own stack is soon full
         while waiting:
             own, places = waiting[-1]
+            if self._repeats(own, places):
+                waiting.pop()
+                self.memo[_key(own, places)] = self._sent(own, places)
+                continue
             operands = [(b, i[places]) for b, i in own.operands] if isinstance(own, Computed) else []
             unknown = [operand for operand in operands if _key(*operand) not in self.memo]
             if unknown:
@@ -113,21 +121,45 @@ class Pulled:
         except (ArithmeticError, ValueError) as error:  # of constants, such as a division by zero
             raise Undescribable(f"{name_of(block.node)}: {error}{where(block.node)}") from None
 
+    def _repeats(self, block: Block, index: Index) -> TypeGuard[Computed | Multiplied]:
+        """Whether a few numbers that depend on the state are read by many units: a mean, a gate for a whole head."""
+        few = self.columns.narrow_stages and len(np.unique(index)) * COPIES <= len(index)
+        return few and isinstance(block, (Computed, Multiplied)) and self._in_loop(block)
+
+    def _in_loop(self, block: Block) -> bool:
+        """Whether a block depends on the state."""
+        waiting, seen = [block], set[Block]()
+        while waiting:
+            if (own := waiting.pop()) in seen:
+                continue
+            seen.add(own)
+            if isinstance(own, (State, Multiplied)):
+                return True
+            waiting += [operand for operand, _ in own.operands] if isinstance(own, Computed) else []
+        return False
+
+    def _sent(self, block: Computed | Multiplied, index: Index) -> Expression:
+        """Numbers of a block at many units each: a product with a matrix of zeros and ones sends them."""
+        unique, places = np.unique(index, return_inverse=True)
+        part = Part(block, unique, np.arange(len(unique)))
+        return self._picked(part, places, len(unique), block.node)
+
+    def _picked(self, part: Part, places: Index, width: int, node: fx.Node) -> Expression:
+        """Those places of a part as a product with zeros and ones."""
+        dtype = self.columns.recording.states[0].meta["dtype"]
+        chooser = torch.zeros(len(places), width, dtype=dtype)
+        chooser[torch.arange(len(places)), torch.from_numpy(places)] = 1.0
+        moved = self.columns.add(Multiplied, len(places), [part], self.columns.constant(chooser), node)
+        return self.piece("product", moved, np.arange(len(places)))
+
     def _state(self, atom: State, index: Index) -> Expression:
         if len(index) == atom.width and (index == np.arange(atom.width)).all():
             return leaf("state", self.columns.atoms.index(atom))
         if (np.diff(index) > 0).all() and len(index) < atom.width:
             self.read.append((atom.state, atom.places[index]))
-        # Numbers of other units: a product with a matrix of zeros and ones fetches them.
-        dtype = self.columns.recording.states[0].meta["dtype"]
-        chooser = torch.zeros(len(index), atom.width, dtype=dtype)
-        chooser[torch.arange(len(index)), torch.from_numpy(index)] = 1.0
         whole = np.arange(atom.width)
         node = self.columns.recording.states[atom.state]
-        moved = self.columns.add(
-            Multiplied, len(index), [Part(atom, whole, whole)], self.columns.constant(chooser), node
-        )
-        return self.piece("product", moved, np.arange(len(index)))
+        return self._picked(Part(atom, whole, whole), index, atom.width, node)
 
 
 def _key(block: Block, index: Index) -> tuple[int, bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,16 @@ def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
         raise ValueError("one_hot without num_classes asks for the largest symbol: give num_classes")
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).long()
+
+
+def rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """`F.rms_norm`; torch's own writes into what it computed."""
+    dims = list(range(-len(normalized_shape), 0))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    y = x * torch.rsqrt(x.square().mean(dims, keepdim=True) + eps)
+    return y if weight is None else y * weight
 
 
 def _gates(x: Tensor, h: Tensor, *weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -46,6 +56,7 @@ def _rnn_cell(phi: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "one_hot": one_hot,
+    "rms_norm": rms_norm,
     "gru_cell": gru_cell,
     "lstm_cell": lstm_cell,
     "rnn_tanh_cell": _rnn_cell(torch.tanh),

@@ -75,7 +75,7 @@ class Written:
         for n in sums:
             own = self.staging.sums[n.value[0]]  # type: ignore[index]
             terms = [t for sign, piece in own.products for t in self._terms(sign, piece)]
-            draft.sums[n] = own, sorted(terms, key=_latest_first)
+            draft.sums[n] = own, sorted(self._merged(terms, slot.size), key=_latest_first)
         return draft
 
     def _terms(self, sign: int, piece: int) -> list[ProductDraft]:
@@ -96,6 +96,32 @@ class Written:
             matrix, column = self._matrix(block, part, size)
             found.append(self._rows_of(sign, matrix, rows, vector, column))
         return found
+
+    def _merged(self, terms: list[ProductDraft], units: int) -> list[ProductDraft]:
+        """Products of one vector in one sum as one product, whose matrix is the sum of theirs."""
+        by_vector: dict[Vector, list[ProductDraft]] = {}
+        for term in terms:
+            by_vector.setdefault(term.vector, []).append(term)
+        return [t[0] if len(t) == 1 else self._added(t, units) for t in by_vector.values()]
+
+    def _added(self, terms: list[ProductDraft], units: int) -> ProductDraft:
+        columns, vector = self.staging.pulled.columns, terms[0].vector
+        size = self._size(vector)
+        total: fx.Node | None = None
+        for term in terms:
+            rows = np.arange(units) * term.rows.step + term.rows.start
+            matrix = chosen(columns, term.matrix, rows, 0)
+            matrix = chosen(columns, matrix, np.arange(term.column, term.column + size), 1)
+            shape = (units, size)
+            total = matrix if total is None else columns.new_node(aten.add.Tensor, (total, matrix), shape)
+        assert total is not None
+        return ProductDraft(total, vector, Rows(0), 0)
+
+    def _size(self, vector: Vector) -> int:
+        """How long a vector is."""
+        if vector.kind == "state":
+            return self.staging.pulled.columns.atoms[vector.index].width
+        return self.staging.order[vector.stage].size
 
     def _matrix(self, block: Multiplied, part: Part, size: int) -> tuple[fx.Node, int]:
         """The matrix whose columns from a first one on multiply the whole vector."""
