@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from deeprnn.backends.cuda import nvrtc
-from deeprnn.backends.cuda.cell_header import header
 from deeprnn.backends.cuda.epilogue import Code
 from deeprnn.backends.cuda.recurrence.launch import macros_of
+from deeprnn.backends.cuda.recurrence.parameters import headers
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan
 from tests.backends.compiling import library
 
@@ -26,7 +26,7 @@ class EmulatedKernel:
             text = text.replace(f"extern __shared__ __align__(128) {declaration}", place)
         text = text.replace("#if __CUDA_ARCH__ >= 900", "#if 1") + '\n#include "run.h"\n'
         self.plan = plan
-        self.run = library(text, {"cell.cuh": header(own)}).run
+        self.run = library(text, headers(own)).run
         self.run.restype = ctypes.c_char_p
 
     def launch(

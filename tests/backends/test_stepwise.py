@@ -9,7 +9,7 @@ import torch
 
 from deeprnn.backends import autograd
 from deeprnn.backends.cuda import stepwise
-from deeprnn.backends.cuda.cell_header import header
+from deeprnn.backends.cuda.recurrence.parameters import headers
 from deeprnn.backends.protocol import Case as BackendCase
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name
@@ -23,7 +23,7 @@ CELLS = by_name(5)
 def emulated(monkeypatch):
     @cache
     def load_kernel(own, stage, device):
-        return Small("stepwise/stepwise.cu", "epilogue_step", {"STAGE": stage}, {"cell.cuh": header(own)})
+        return Small("stepwise/stepwise.cu", "epilogue_step", {"STAGE": stage}, headers(own))
 
     monkeypatch.setattr(stepwise, "load_kernel", load_kernel)
     monkeypatch.setattr(stepwise, "index_of", lambda device: 0)

@@ -2,7 +2,7 @@
 #include "together.h"
 static const Params* given;
 static void body() {
-  transition(*given);
+  KERNEL(*given);
   leave();
 }
 extern "C" const char* run(const Params* p, int clusters, int cluster, int threads, int shared, u32 seed) {

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from pathlib import PurePath
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deeprnn.backends.cuda import nvrtc
-from deeprnn.backends.cuda.cell_header import header
 from deeprnn.backends.cuda.device import Device, device_of
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.epilogue import Code, Options, code
-from deeprnn.backends.cuda.recurrence.parameters import Arguments, parameter_block
+from deeprnn.backends.cuda.recurrence.parameters import Arguments, headers, parameter_block
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed
 from deeprnn.backends.cuda.recurrence.schedule import Schedule, lower, schedule
@@ -61,13 +61,18 @@ def load_kernel(plan: KernelPlan, own: Code, device: int) -> Kernel:
     direction = "backward" if own.schedule.backward else "forward"
     logger.info("deeprnn CUDA kernel, %s: %s", direction, plan.describe())
     cubin = compile_plan(plan, own, device_of(device))
-    return Kernel(cubin, "transition", device, plan.shared, plan.cluster, plan.cooperative)
+    return Kernel(cubin, kernel_name(plan, own), device, plan.shared, plan.cluster, plan.cooperative)
+
+
+def kernel_name(plan: KernelPlan, own: Code) -> str:
+    """The name that profilers show, such as `cluster_forward`."""
+    return f"{PurePath(plan.source).stem}_{'backward' if own.schedule.backward else 'forward'}"
 
 
 def compile_plan(plan: KernelPlan, own: Code, device: Device) -> bytes:
     """The machine code of a plan's kernel; needs no GPU."""
     macros = {name: str(value) for name, value in macros_of(plan, own).items()}
-    return nvrtc.cubin(plan.source, macros, plan.arch(device), {"cell.cuh": header(own)})
+    return nvrtc.cubin(plan.source, macros, plan.arch(device), headers(own))
 
 
 def macros_of(plan: KernelPlan, own: Code) -> dict[str, int | str]:
@@ -80,7 +85,7 @@ def macros_of(plan: KernelPlan, own: Code) -> dict[str, int | str]:
             int(any(has_gradient[o] for o in has_gradient if o.stage == stage.stage))
             for stage in own.schedule.stages
         ]
-    return {**plan.macros(), "SCANNED": listed(scanned)}
+    return {**plan.macros(), "KERNEL": kernel_name(plan, own), "SCANNED": listed(scanned)}
 
 
 def launch(ready: Prepared, arguments: Arguments) -> None:

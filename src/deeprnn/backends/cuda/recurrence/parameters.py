@@ -1,6 +1,7 @@
 """The parameter block of a launch: `Params` of params.cuh, a table of words that is filled with addresses and strides.
 
-Where each field lies follows from the code alone, and is found once.
+Where each field lies follows from the code alone, and is found once. The kernels' own compiler checks it, field by
+field, by `headers`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from torch import Tensor
 
+from deeprnn.backends.cuda.cell_header import header
 from deeprnn.backends.cuda.epilogue import Code
 from deeprnn.backends.protocol import Inputs
 from deeprnn.cells.adjoint import adjoint
@@ -30,7 +33,7 @@ class Arguments:
     initial_sums: Sequence[Tensor | None] = ()
     initial_locals: Sequence[Tensor | None] = ()
     locals: Sequence[Tensor | None] = ()
-    """where the tensor-core kernel keeps local values; the others have them in registers"""
+    """where the tensor-core kernel and `stepwise` keep local values; the others have them in registers"""
     after: Tensor | None = None
     scanned: Sequence[int] = (0, 0)
     """addresses of what a scan for the largest magnitudes found"""
@@ -48,8 +51,8 @@ class PiecePlace(NamedTuple):
     first_column: int
 
 
-class Places(NamedTuple):
-    """Where each field begins, in words of eight bytes, in the order of `Params`."""
+class FieldOffsets(NamedTuple):
+    """Where each field of `Params` begins, in words of eight bytes."""
 
     pieces: tuple[PiecePlace, ...]
     entry: int
@@ -74,17 +77,16 @@ class Places(NamedTuple):
     exchange: int
     local: int
     after: int
-    scanned: int
+    most_weights: int
     block: type[ctypes.Array]
 
 
 @lru_cache(maxsize=1024)
-def places(own: Code) -> Places:
+def field_offsets(own: Code) -> FieldOffsets:
     """Those of a kernel's code."""
     schedule, cell = own.schedule, own.schedule.cell
     depth, states, slots = len(schedule.stages), len(cell.states), max(1, len(own.slots))
-    outputs, saved = len(cell.outputs), len(adjoint(cell).saved)
-    vectors, masks = max(1, len(cell.vectors)), max(1, len(cell.masks))
+    outputs, vectors, masks = len(cell.outputs), max(1, len(cell.vectors)), max(1, len(cell.masks))
     most = max(len(matrix.pieces) for matrix in schedule.matrices)
     pieces = tuple(
         PiecePlace(4 * (j * most + k), p.matrix, p.rows.start, p.rows.step, p.column)
@@ -92,28 +94,38 @@ def places(own: Code) -> Places:
         for k, p in enumerate(matrix.pieces)
         if p is not None
     )
-    counts = [1, outputs + saved, outputs, 1, states, depth, depth, slots, vectors, masks, 1]
-    counts += [
-        1,
-        states,
-        depth,
-        vectors,
-        masks,
-        masks,
-        1,
-    ]  # strides from member to member, and of masks
-    counts += [3, 3, slots, 1, 2]
-    starts = [4 * most * len(schedule.matrices)]
-    for count in counts:
-        starts.append(starts[-1] + count)
-    return Places(pieces, *starts[:-1], block=ctypes.c_int64 * starts[-1])
+    counts = {  # in the order of `Params`; a name stands for itself and for what follows it there without a name here
+        "entry": 1, "stored": outputs + len(adjoint(cell).saved), "gradient": outputs, "delta": 1, "initial": states,
+        "initial_vector": depth, "initial_sum": depth, "initial_local": slots, "vector": vectors, "mask": masks,
+        "reset": 1, "entry_member": 1, "initial_member": states, "initial_vector_member": depth,
+        "vector_member": vectors, "mask_member": masks, "mask_step": masks, "reset_member": 1,
+        "steps": 3, "exchange": 3, "local": slots, "after": 1, "most_weights": 2,
+    }  # fmt: skip
+    *starts, end = accumulate(counts.values(), initial=4 * most * len(schedule.matrices))
+    return FieldOffsets(pieces, **dict(zip(counts, starts, strict=True)), block=ctypes.c_int64 * end)
+
+
+def headers(own: Code) -> dict[str, str]:
+    """What a kernel includes that is made for its code: `cell.cuh`."""
+    return {"cell.cuh": header(own) + _offset_checks(own)}
+
+
+def _offset_checks(own: Code) -> str:
+    """Assertions for the kernel's compiler that `Params` lies in memory as it is filled here."""
+    offsets = field_offsets(own)
+    lines = [
+        f"static_assert(__builtin_offsetof(Params, {name}) == {8 * at});"
+        for name, at in offsets._asdict().items()
+        if isinstance(at, int)
+    ]
+    return "\n".join([*lines, f"static_assert(sizeof(Params) == {ctypes.sizeof(offsets.block)});"]) + "\n"
 
 
 def parameter_block(
     own: Code, arguments: Arguments, like: Tensor, groups: int = 1, exchange: Sequence[int] = (0, 0, 0)
 ) -> ctypes.Array:
     """The filled block. `like` is ([P,] T, B, any)."""
-    at, inputs = places(own), arguments.inputs
+    at, inputs = field_offsets(own), arguments.inputs
     block = at.block()
     _fill_matrices(block, at, inputs.matrices, own.schedule.backward)
     if inputs.A is not None:
@@ -141,7 +153,7 @@ def parameter_block(
     _, steps, batch, _ = (1, *like.shape)[-4:]
     block[at.steps : at.steps + 3] = steps, batch, groups
     block[at.exchange : at.exchange + 3] = exchange
-    block[at.scanned : at.scanned + 2] = arguments.scanned
+    block[at.most_weights : at.most_weights + 2] = arguments.scanned
     members = inputs.members is not None
     for place, x in enumerate(inputs.masks, at.mask_step):
         block[place] = x.stride(-3) if x.dim() == 3 + members else 0
@@ -150,7 +162,7 @@ def parameter_block(
     return block
 
 
-def _fill_matrices(block: ctypes.Array, at: Places, matrices: Sequence[Tensor], backward: bool) -> None:
+def _fill_matrices(block: ctypes.Array, at: FieldOffsets, matrices: Sequence[Tensor], backward: bool) -> None:
     """Each piece of each matrix: address, strides of member, output unit and inner unit."""
     for place, matrix, first_row, row_step, first_column in at.pieces:
         tensor = matrices[matrix]
@@ -160,7 +172,7 @@ def _fill_matrices(block: ctypes.Array, at: Places, matrices: Sequence[Tensor], 
         block[place : place + 4] = start, member[0] if member else 0, own, inner
 
 
-def _fill_member_strides(block: ctypes.Array, at: Places, arguments: Arguments) -> None:
+def _fill_member_strides(block: ctypes.Array, at: FieldOffsets, arguments: Arguments) -> None:
     """From one member of a population to the next."""
     inputs = arguments.inputs
     for start, tensors in (

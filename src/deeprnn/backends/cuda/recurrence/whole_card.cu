@@ -447,7 +447,7 @@ template <int K> INLINE void finish_locals(const Params& p, const Thread& th, co
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char memory[];
   Thread th;
   th.base = shared_address(memory);

@@ -496,7 +496,7 @@ INLINE void copy(const Params& p, Thread& th) {
   wait_for(th, th.epoch);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) transition(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char memory[];
   Thread th;
   th.base = shared_address(memory);

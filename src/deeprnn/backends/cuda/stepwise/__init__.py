@@ -16,12 +16,11 @@ from torch import Tensor
 
 from deeprnn.backends import plain
 from deeprnn.backends.cuda import nvrtc
-from deeprnn.backends.cuda.cell_header import header
 from deeprnn.backends.cuda.device import Device, device_of, index_of, nvidia
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.epilogue import Code, Options, code
 from deeprnn.backends.cuda.recurrence.launch import sent_states
-from deeprnn.backends.cuda.recurrence.parameters import Arguments, parameter_block
+from deeprnn.backends.cuda.recurrence.parameters import Arguments, headers, parameter_block
 from deeprnn.backends.cuda.recurrence.run import (
     dense,
     first_locals,
@@ -48,7 +47,7 @@ def load_kernel(own: Code, stage: int, device: int) -> Kernel:
 def compile_stage(own: Code, stage: int, device: Device) -> bytes:
     """The machine code of a stage's epilogue; needs no GPU."""
     macros = {"STAGE": str(stage)}
-    return nvrtc.cubin("stepwise/stepwise.cu", macros, device.arch, {"cell.cuh": header(own)})
+    return nvrtc.cubin("stepwise/stepwise.cu", macros, device.arch, headers(own))
 
 
 class Stepwise:
