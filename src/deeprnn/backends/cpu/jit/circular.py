@@ -140,8 +140,7 @@ class CircularMath(VectorMath):
             others = self._turns_of_large(x, size)
             return [self.b.select(large, a, b) for a, b in zip(others, (n, high, low), strict=True)]
 
-        some = self.intrinsic(f"llvm.vector.reduce.or.v{self.lanes}i1", ir.IntType(1), large)
-        n, high, low = self.either(some, with_large, lambda: [n, high, low])
+        n, high, low = self.either(self.any_lane(large), with_large, lambda: [n, high, low])
         if not is_float:
             return n, high, low
         return self.b.trunc(n, self.words), self.b.fptrunc(self.b.fadd(high, low), self.vector), None
@@ -165,14 +164,16 @@ class CircularMath(VectorMath):
         return bits, self.b.fsub(shifted, magic)
 
     def _turns_of_moderate(self, x: Any) -> tuple[Any, Any, Any]:
-        """The products with the first two parts are exact, and so is the first difference."""
+        """For doubles the products with the first two parts are exact, and so is the first difference."""
         b = self.b
         bits, whole = self._rounded(b.fmul(x, self._constant(2.0 / math.pi)))
+        if self.number is FLOAT:  # of 24 bits: the rest is never so small that two parts would not do
+            first, second = (self._constant(-part) for part in half_pi(53, 53))
+            rest = self._wide("fma", whole, second, self._wide("fma", whole, first, x))
+            return bits, rest, self._constant(0.0)
         first, second, third = (self._constant(-part) for part in half_pi(33, 33, 53))
-        r = self._wide("fma", whole, first, x)
-        w = b.fmul(whole, second)
-        high = b.fadd(r, w)
-        low = b.fadd(b.fsub(r, high), w)
+        rest = self._wide("fma", whole, first, x)
+        high, low = self._sum_and_error(rest, b.fmul(whole, second))
         return bits, high, self._wide("fma", whole, third, low)
 
     def _turns_of_large(self, x: Any, size: Any) -> tuple[Any, Any, Any]:

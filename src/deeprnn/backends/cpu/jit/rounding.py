@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import ir
-
 from deeprnn.backends.cpu.jit.vector_math import VectorMath
 
 
@@ -35,8 +33,7 @@ class RoundingMath(VectorMath):
             more = b.and_(
                 b.fcmp_ordered(">=", rest, divisor), b.fcmp_ordered("<", rest, self.splat(math.inf))
             )
-            more = b.and_(more, b.fcmp_ordered(">", divisor, self.zero()))
-            return self.intrinsic(f"llvm.vector.reduce.or.v{self.lanes}i1", ir.IntType(1), more)
+            return self.any_lane(b.and_(more, b.fcmp_ordered(">", divisor, self.zero())))
 
         def reduced(rest: Any) -> list[Any]:
             return [b.select(b.fcmp_ordered(">=", rest, divisor), self._less_multiples(rest, divisor), rest)]

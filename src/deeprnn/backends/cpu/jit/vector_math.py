@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from deeprnn.backends.cpu.jit.builder import I1
 from deeprnn.backends.cpu.jit.number import Number
 
 
@@ -36,6 +37,10 @@ class VectorMath:
     def select(self, condition: Any, x: Any, y: Any) -> Any:
         """x where the condition holds, else y."""
         return self.b.select(condition, x, y)
+
+    def any_lane(self, condition: Any) -> Any:
+        """Whether the condition holds in some lane."""
+        return self.intrinsic(f"llvm.vector.reduce.or.v{self.lanes}i1", I1, condition)
 
     def maximum(self, *values: Any) -> Any:
         """The largest; NaN where any is NaN."""
