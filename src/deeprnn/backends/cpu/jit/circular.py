@@ -141,9 +141,9 @@ class CircularMath(VectorMath):
             return [self.b.select(large, a, b) for a, b in zip(others, (n, high, low), strict=True)]
 
         n, high, low = self.either(self.any_lane(large), with_large, lambda: [n, high, low])
-        if not is_float:
-            return n, high, low
-        return self.b.trunc(n, self.words), self.b.fptrunc(self.b.fadd(high, low), self.vector), None
+        if is_float:
+            return self.b.trunc(n, self.words), self.b.fptrunc(self.b.fadd(high, low), self.vector), None
+        return n, *self._sum_and_error(high, low)
 
     def _constant(self, value: float) -> Any:
         kind = ir.VectorType(ir.DoubleType(), self.lanes)
