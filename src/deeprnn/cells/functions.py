@@ -258,8 +258,9 @@ def _bell(x: Expression, factor: float) -> Expression:
 
 
 def _arctan2_partials(a: Sequence[Expression], y: Expression) -> Sequence[Expression]:
+    """0 at the origin, as torch has it."""
     square = apply("square", a[0]) + apply("square", a[1])
-    return [a[1] / square, -(a[0] / square)]
+    return [apply("ratio", a[1], square), -apply("ratio", a[0], square)]
 
 
 def _mix_bounds(weight: Interval, a: Interval, b: Interval) -> Interval:
@@ -427,6 +428,12 @@ _ROWS = [
     Function(  # what is left of x0 after whole numbers of x1, with the sign of x0
         "fmod", _of_tensors(torch.fmod), lambda a, y: [constant(1.0), -truncated(a[0] / a[1])],
         "return fmodf(x0, x1);", lambda e, a, b: e.fmod(a, b), _fmod_bounds,
+    ),
+    Function(  # the same with the sign of x1, as Python has it
+        "remainder", _of_tensors(torch.remainder),
+        lambda a, y: [constant(1.0), -apply("round", (a[0] - y) / a[1])],
+        "float y = fmodf(x0, x1); return y != 0.0f && (y < 0.0f) != (x1 < 0.0f) ? y + x1 : y;",
+        lambda e, a, b: e.remainder(a, b), lambda a, b: (min(b[0], 0.0), max(b[1], 0.0)),
     ),
     Function(
         "sqrt", torch.sqrt, lambda a, y: [0.5 / y], "return sqrtf(x0);", lambda e, a: e.sqrt(a),

@@ -87,18 +87,15 @@ def _is_truth(e: Expression) -> bool:
     return True
 
 
-def _on_the_other_side(a: Expression, b: E) -> Expression:
+def _on_the_other_side(a: Expression, b: Expression) -> Expression:
     """Whether one of two numbers is above zero and the other below."""
-    if isinstance(b, Expression) and b.op != "constant":
-        return _greater(a, 0.0) * _greater(0.0, b) + _greater(0.0, a) * _greater(b, 0.0)
-    number = as_expression(b).value
-    return _greater(0.0, a) if number > 0.0 else _greater(a, 0.0)  # type: ignore[operator]
+    return _greater(a, 0.0) * _greater(0.0, b) + _greater(0.0, a) * _greater(b, 0.0)
 
 
 def _remainder(a: E, b: E) -> Expression:
-    """As Python's: with the sign of b."""
-    left = apply("fmod", a, b)
-    return _select(_on_the_other_side(left, b), left + as_expression(b), left)
+    if not isinstance(a, Expression):
+        raise NotImplementedError("the remainder of a number, which torch does not differentiate")
+    return apply("remainder", a, b)
 
 
 def _floored_quotient(a: Expression, b: Expression) -> Expression:
@@ -174,8 +171,8 @@ def _tan(x: Expression) -> Expression:
 
 
 def _leg(x: Expression) -> Expression:
-    """√(1 − x²): the other leg of a right triangle of hypotenuse 1."""
-    return apply("sqrt", (1.0 - x) * (1.0 + x))
+    """√(1 − x²), the other leg of a right triangle of hypotenuse 1; in factors, which lose nothing near ±1."""
+    return apply("sqrt", 1.0 - x) * apply("sqrt", 1.0 + x)
 
 
 def _sinc(x: Expression) -> Expression:
@@ -193,7 +190,7 @@ def _logaddexp(a: Expression, b: Expression) -> Expression:
 
 def _logit(x: Expression, eps: float | None = None) -> Expression:
     x = x if eps is None or eps < 0.0 else _clamp(x, eps, 1.0 - eps)
-    return apply("log", x / (1.0 - x))
+    return apply("log", x) - apply("log1p", -x)
 
 
 def _xlogy(a: E, b: E) -> Expression:

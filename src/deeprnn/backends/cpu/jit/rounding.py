@@ -9,7 +9,7 @@ from deeprnn.backends.cpu.jit.vector_math import VectorMath
 
 
 class RoundingMath(VectorMath):
-    """floor, round and fmod."""
+    """floor, round and remainders."""
 
     repeat: Any
 
@@ -24,6 +24,14 @@ class RoundingMath(VectorMath):
     def fmod(self, x: Any, y: Any) -> Any:
         """What is left of x after whole numbers of y, with the sign of x; NaN at y = 0 and infinite x."""
         return self.shared("fmod", self._fmod, x, y)
+
+    def remainder(self, x: Any, y: Any) -> Any:
+        """The same with the sign of y."""
+        b, zero = self.b, self.zero()
+        left = self.fmod(x, y)
+        opposite = b.xor(b.fcmp_ordered("<", left, zero), b.fcmp_ordered("<", y, zero))
+        opposite = b.and_(opposite, b.fcmp_ordered("!=", left, zero))
+        return b.select(opposite, b.fadd(left, y), left)
 
     def _fmod(self, x: Any, y: Any) -> Any:
         b = self.b
