@@ -116,7 +116,10 @@ def test_every_unit_of_the_table(monkeypatch):
     examine(case, lambda *common: cluster_plans.cluster_plan(*common, H200, 2, 128, 8, 2, 2), monkeypatch)
 
 
-SMOOTH = ("exp", "expm1", "log", "log1p", "sqrt", "square", "softplus")
+SMOOTH = (
+    *("exp", "expm1", "log", "log1p", "sqrt", "square", "softplus"),
+    *("sine", "cosine", "sinh", "cosh", "arcsinh", "erf", "erfc"),
+)
 """functions of one argument that are no units, and whose slope does not jump"""
 
 
