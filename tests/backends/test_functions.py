@@ -153,7 +153,7 @@ def test_the_text_for_cuda_computes_the_same(name):
         f'extern "C" void run(const float* x, float* y, int n) {{ for (int i = 0; i < n; i++) {{ {body} }} }}'
     ).run
     generator = torch.Generator().manual_seed(0)
-    ends = torch.tensor([0.0, -0.0, 1.0, -1.0, 1e6, -1e6, 1e30, math.inf, -math.inf, math.nan])
+    ends = torch.tensor([0.0, -0.0, 1.0, -1.0, 1e6, -1e6, 0.5, 1.5, -2.5, 1e30, math.inf, -math.inf, math.nan])
     x = torch.cat([torch.randn(count, 500, generator=generator) * 3, ends.expand(count, -1)], 1)
     if name in ("power", "power_log", "lp", "ratio"):  # what they are given is of order one
         x = torch.rand(count, 500, generator=generator) + 1.0

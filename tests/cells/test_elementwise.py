@@ -144,6 +144,29 @@ def test_gelu_by_the_error_function(dtype):
     compare(EXPRESSIONS["gelu"], F.gelu, torch.tensor(PLACES, dtype=dtype)[None], lambda a: ~a.isinf())
 
 
+SMOOTH = {name: function for name, function in ONE.items() if name != "acosh"} | {"gelu": F.gelu}
+
+
+@pytest.mark.parametrize("name", [*SMOOTH, *TWO])
+def test_slopes_of_slopes(name):
+    """Of numbers between 0.05 and 0.95, which every function takes."""
+    function = SMOOTH.get(name) or TWO[name][0]
+    count = 1 if name in SMOOTH else 2
+    generator = torch.Generator().manual_seed(0)
+    x = 0.05 + 0.9 * torch.rand(count, 40, generator=generator, dtype=torch.float64)
+
+    def second(apply: Callable[[Tensor], Tensor]) -> Tensor:
+        leaves = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(apply(leaves).square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad((first * leaves).sum(), leaves)[0]
+
+    def unrolled(leaves: Tensor) -> Tensor:
+        inputs = Inputs(leaves.reshape(1, 1, -1), [x.new_zeros(1, 40)], [], [], [])
+        return unroll(cell_of(EXPRESSIONS[name], count, 40), inputs, "cpu")[0]
+
+    torch.testing.assert_close(second(unrolled), second(lambda leaves: function(*leaves)), rtol=1e-9, atol=1e-9)
+
+
 def test_zeros_keep_their_sign():
     zeros = torch.tensor([-0.0, 0.0])
     for name in ("sin", "tan", "sinh", "asinh", "erf", "floor", "ceil", "trunc", "round", "asin", "atan"):
