@@ -101,7 +101,9 @@ def test_float64_of_every_size(name):
         exact = [EXACT[name](mpmath.mpf(value)) for value in x.tolist()]
         for value, found, truth in zip(x.tolist(), machine_code(name, x).tolist(), exact, strict=True):
             last_place = mpmath.mpf(math.ulp(float(truth)))
-            assert abs(found - truth) <= 3.5 * last_place, f"{name}({value!r}) = {found!r}, not {float(truth)!r}"
+            assert abs(found - truth) <= 3.5 * last_place, (
+                f"{name}({value!r}) = {found!r}, not {float(truth)!r}"
+            )
 
 
 @pytest.mark.parametrize("name", ["fmod", "remainder"])
@@ -111,7 +113,9 @@ def test_remainders_are_exact(name, dtype):
     x, y = any_floats(20_000, 0).to(dtype), any_floats(20_000, 1).to(dtype)
     if dtype == torch.float64:
         x, y = x**5, y**5
-    x, y = (torch.cat([a, torch.tensor([6.5, -6.5, 6.5, -6.0, 3e38, 1e-44], dtype=dtype)]) for a in (x, y.flip(0)))
+    x, y = (
+        torch.cat([a, torch.tensor([6.5, -6.5, 6.5, -6.0, 3e38, 1e-44], dtype=dtype)]) for a in (x, y.flip(0))
+    )
     y[-6:] = torch.tensor([2.0, 2.0, -2.0, 2.0, 1e-45, 3e38], dtype=dtype)
     whole = y.ne(0) & x.isfinite()
     truth = np.fmod(x.numpy(), y.numpy()) if name == "fmod" else np.remainder(x.numpy(), y.numpy())
@@ -153,7 +157,9 @@ def test_the_text_for_cuda_computes_the_same(name):
         f'extern "C" void run(const float* x, float* y, int n) {{ for (int i = 0; i < n; i++) {{ {body} }} }}'
     ).run
     generator = torch.Generator().manual_seed(0)
-    ends = torch.tensor([0.0, -0.0, 1.0, -1.0, 1e6, -1e6, 0.5, 1.5, -2.5, 1e30, math.inf, -math.inf, math.nan])
+    ends = torch.tensor(
+        [0.0, -0.0, 1.0, -1.0, 1e6, -1e6, 0.5, 1.5, -2.5, 1e30, math.inf, -math.inf, math.nan]
+    )
     x = torch.cat([torch.randn(count, 500, generator=generator) * 3, ends.expand(count, -1)], 1)
     if name in ("power", "power_log", "lp", "ratio"):  # what they are given is of order one
         x = torch.rand(count, 500, generator=generator) + 1.0

@@ -157,7 +157,9 @@ def _slopes_are_known(s: int, outputs: tuple[Expression, ...], saved: list[Expre
     """Whether what is saved can be differentiated by what is stored then."""
     both = (*outputs, *saved)
     gradients = chain_rule(both, [leaf("gradient", k) for k in range(len(both))])
-    formulas = [g for node, g in gradients.items() if node.op in ("preactivation", "state", "output", "vector")]
+    formulas = [
+        g for node, g in gradients.items() if node.op in ("preactivation", "state", "output", "vector")
+    ]
     stored = {e: leaf("output", s, k) for k, e in enumerate(both) if e.op not in AVAILABLE}
     return any(not _saved(stored, formulas, functions) for functions in (True, False))
 

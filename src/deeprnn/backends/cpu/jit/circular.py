@@ -1,9 +1,9 @@
 """Sine, cosine and the arc tangent as vector instructions, right for arguments of every size.
 
-An argument x is n quarter turns and a rest r with |r| ≤ π/4. Below `LARGE`, n follows from x · 2/π and r is x − n π/2
-by a π/2 in parts, in double precision. Beyond that, where the digits of x alone are no longer enough, x · 2/π is computed
-modulo four turns of π/2 from as many digits of 2/π as matter (after Payne and Hanek), which costs several times as much
-and is left out where no lane needs it. Sine and cosine of r are Taylor polynomials.
+An argument x is n quarter turns and a rest r with |r| ≤ π/4. Below `LARGE`, r is x − n π/2 by a π/2 in parts, in double
+precision. Beyond that its parts would have to be too many: x · 2/π is computed modulo 4 from those digits of 2/π that
+matter for the exponent of x (after Payne and Hanek). That costs several times as much, and is left out where no lane
+needs it. Sine and cosine of r are Taylor polynomials.
 
 The arc tangent is its series on |u| ≤ tan(π/12), to which arguments up to 1 are brought by the addition theorem.
 """
@@ -282,7 +282,9 @@ class CircularMath(VectorMath):
         """For t between 0 and 1: from tan(π/12) on, π/6 + arctan((t √3 − 1) / (t + √3))."""
         b, root = self.b, math.sqrt(3.0)
         far = b.fcmp_ordered(">", t, self.splat(2.0 - root))
-        root_high, root_low = in_parts(Fraction(math.isqrt(3 << 400), 1 << 200), (self.number.mantissa + 1, 53))
+        root_high, root_low = in_parts(
+            Fraction(math.isqrt(3 << 400), 1 << 200), (self.number.mantissa + 1, 53)
+        )
         over = self.fma(t, self.splat(root_high), self.splat(-1.0))
         turned = b.fdiv(self.fma(t, self.splat(root_low), over), b.fadd(t, self.splat(root)))
         u = b.select(far, turned, t)

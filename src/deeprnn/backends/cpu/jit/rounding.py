@@ -61,7 +61,9 @@ class RoundingMath(VectorMath):
         """
         b, n = self.b, self.number
         quotient = b.fdiv(rest, divisor)
-        for _ in range(2):  # where the quotient would be infinite, of a multiple: the widest quotient has 2 bias bits
+        for _ in range(
+            2
+        ):  # where the quotient would be infinite, of a multiple: the widest quotient has 2 bias bits
             huge = b.fcmp_ordered("==", quotient, self.splat(math.inf))
             divisor = b.select(huge, b.fmul(divisor, self.splat(2.0 ** (n.bias - 27))), divisor)
             quotient = b.fdiv(rest, divisor)
