@@ -239,7 +239,7 @@ class CircularMath(VectorMath):
             kind = ir.ArrayType(ir.DoubleType(), len(numbers))
             table = ir.GlobalVariable(self.module, kind, name)
             table.global_constant, table.linkage = True, "internal"
-            table.initializer = ir.Constant(kind, list(numbers))
+            table.initializer = ir.Constant(kind, list(numbers))  # type: ignore[assignment]
         index = self.b.add(self.b.mul(row, self._whole(PARTS)), self._whole(part))
         places = self.b.gep(table, [index], source_etype=ir.DoubleType())
         places.type = ir.VectorType(POINTER, self.lanes)  # llvmlite takes it for one address

@@ -62,11 +62,11 @@ class HyperbolicMath(VectorMath):
     def _hypot(self, x: Any, y: Any) -> Any:
         b = self.b
         x, y = self.absolute(x), self.absolute(y)
-        first = b.fcmp_ordered(">", x, y)
-        most, least = b.select(first, x, y), b.select(first, y, x)
+        wide = b.fcmp_ordered(">", x, y)
+        most, least = b.select(wide, x, y), b.select(wide, y, x)
         empty = b.fcmp_ordered("==", most, self.zero())
         q = b.fdiv(least, b.select(empty, self.splat(1.0), most))
         length = b.fmul(most, self.sqrt(self.fma(q, q, self.splat(1.0))))
         length = b.select(b.fcmp_unordered("uno", x, y), b.fadd(x, y), length)
-        infinite = [b.fcmp_ordered("==", side, self.splat(math.inf)) for side in (x, y)]
-        return b.select(b.or_(*infinite), self.splat(math.inf), length)
+        first, second = (b.fcmp_ordered("==", side, self.splat(math.inf)) for side in (x, y))
+        return b.select(b.or_(first, second), self.splat(math.inf), length)
