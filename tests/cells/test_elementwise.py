@@ -146,13 +146,15 @@ def test_gelu_by_the_error_function(dtype):
     compare(EXPRESSIONS["gelu"], F.gelu, torch.tensor(PLACES, dtype=dtype)[None], lambda a: ~a.isinf())
 
 
-SMOOTH = {name: function for name, function in ONE.items() if name != "acosh"} | {"gelu": F.gelu}
+SMOOTH: dict[str, Callable[..., Tensor]] = {
+    name: function for name, function in ONE.items() if name != "acosh"
+} | {"gelu": F.gelu}
 
 
 @pytest.mark.parametrize("name", [*SMOOTH, *TWO])
 def test_slopes_of_slopes(name):
     """Of numbers between 0.05 and 0.95, which every function takes."""
-    function = SMOOTH.get(name) or TWO[name][0]
+    function: Callable[..., Tensor] = SMOOTH.get(name) or TWO[name][0]
     count = 1 if name in SMOOTH else 2
     generator = torch.Generator().manual_seed(0)
     x = 0.05 + 0.9 * torch.rand(count, 40, generator=generator, dtype=torch.float64)
