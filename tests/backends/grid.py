@@ -25,7 +25,10 @@ from deeprnn.cells.expressions import in_order, leaves_of
 Unroll = Callable[[CellDescription, Inputs, str], Sequence[Tensor]]
 Tensors = dict[str, Tensor]
 TOLERANCE = {"fp32": 1e-5, "fp64": 1e-12, "bf16": 1e-2}
-KINKED = ("relu", "maximum", "minimum", "absolute", "sign", "step", "equal", "greater", "select", "lp")
+KINKED = (
+    *("relu", "maximum", "minimum", "absolute", "sign", "step", "equal", "greater", "select", "lp"),
+    *("floor", "round", "fmod", "remainder"),
+)
 """functions whose value or slope jumps: near the jump rounding decides on which side a number falls"""
 
 

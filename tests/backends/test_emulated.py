@@ -29,7 +29,7 @@ from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.protocol import Case as BackendCase
 from deeprnn.cells.description import CellDescription
 from deeprnn.cells.expressions import apply, leaf
-from deeprnn.cells.functions import UNITS
+from deeprnn.cells.functions import FUNCTIONS, UNITS
 from deeprnn.cells.library import LIBRARY
 from deeprnn.cells.plans import Request, plan_of
 from tests.backends import grid
@@ -123,16 +123,22 @@ def test_every_unit_of_the_table(monkeypatch):
     examine(case, lambda *common: cluster_plans.cluster_plan(*common, H200, 2, 128, 8, 2, 2), monkeypatch)
 
 
-SMOOTH = ("exp", "expm1", "log", "log1p", "sqrt", "square", "softplus")
+SMOOTH = (
+    *("exp", "expm1", "log", "log1p", "sqrt", "square", "softplus"),
+    *("sine", "cosine", "sinh", "cosh", "arcsinh", "erf", "erfc"),
+)
 """functions of one argument that are no units, and whose slope does not jump"""
+OTHERS = ("floor", "round", "arctan2", "hypot", "fmod", "remainder")
 
 
-def test_other_functions_of_the_table(monkeypatch):
+@pytest.mark.parametrize("names", [SMOOTH, OTHERS], ids=["smooth", "others"])
+def test_other_functions_of_the_table(names, monkeypatch):
     """All in one kernel, of numbers between 0.5 and 1.5."""
     a = leaf("preactivation", 0)
     total = a * 0.1
-    for k, name in enumerate(SMOOTH):
-        total = total + apply(name, apply("sigmoid", a * (1.0 + 0.1 * k)) + 0.5)
+    for k, name in enumerate(names):
+        args = [apply("sigmoid", a * (1.0 + 0.1 * k)) + 0.5, apply("sigmoid", 2.0 * a) + 0.5]
+        total = total + apply(name, *args[: FUNCTIONS[name].arity])
     rnn = by_name(18)["leaky"]
     stage = rnn.stages[0]._replace(outputs=(apply("tanh", total * 0.2),))
     case = Case("functions", dataclasses.replace(rnn, stages=(stage,)), T=4, B=3, reset=True)

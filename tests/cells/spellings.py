@@ -368,15 +368,83 @@ FUSED: dict[str, tuple[Callable[[Any], None], Rule, tuple[int, ...]]] = {
     "truth values squared": (
         simple, lambda m, x, h: _repeated(40, lambda y: torch.logical_and(y, y > 0).to(h.dtype))(m, x, h) * m.U(x), (HIDDEN,)
     ),
+    "phases": (paced, lambda m, x, h: (h + m.pace + 0.1 * torch.sin(m.W(h) + m.U(x))) % (2 * torch.pi), (HIDDEN,)),
+    "remainders by parameters": (
+        paced,
+        lambda m, x, h: torch.remainder(m.W(h) + m.U(x), m.pace) + torch.fmod(m.U(x) - h, 0.7 + m.pace.exp()),
+        (HIDDEN,),
+    ),
+    "remainders by negative numbers": (simple, lambda m, x, h: (m.W(h) + m.U(x)) % -0.3 + (h % 1) * 0.5, (HIDDEN,)),
+    "quotients rounded": (
+        paced,
+        lambda m, x, h: (
+            torch.div(m.W(h), 0.3, rounding_mode="floor") + torch.div(h, m.pace, rounding_mode="floor")
+            + torch.div(m.W(h), -0.2, rounding_mode="trunc") + torch.div(h, m.pace, rounding_mode="trunc")
+        ) * m.U(x) * 0.1 + 0.1 * h,
+        (HIDDEN,),
+    ),
+    "whole numbers": (
+        simple,
+        lambda m, x, h: (
+            torch.floor(3 * h) + torch.ceil(2 * m.W(h)) + torch.trunc(4 * h) + torch.round(3 * m.W(h)) + torch.fix(h)
+            + torch.round(h, decimals=1) + torch.round(30 * h, decimals=-1)
+        ) * m.U(x) * 0.1 + 0.2 * h.frac(),
+        (HIDDEN,),
+    ),
+    "straight-through rounding": (simple, lambda m, x, h: h + (torch.round(4 * m.W(h)) / 4 - m.W(h)).detach() + m.U(x), (HIDDEN,)),
+    "angles": (
+        simple,
+        lambda m, x, h: torch.atan2(m.W(h), m.U(x)) + torch.atan(h) + torch.arctan2(h, torch.tensor(0.5, dtype=h.dtype)),
+        (HIDDEN,),
+    ),
+    "arc functions": (
+        simple,
+        lambda m, x, h: torch.asin(torch.tanh(m.W(h))) + torch.acos(torch.sigmoid(m.U(x) + h)) + torch.rad2deg(h) * 0.01,
+        (HIDDEN,),
+    ),
+    "hyperbolic": (
+        simple,
+        lambda m, x, h: (
+            torch.sinh(h.tanh()) + torch.cosh(m.W(h).tanh()) + torch.asinh(m.U(x) + h)
+            + torch.atanh(0.9 * torch.tanh(m.W(h))) + torch.acosh(1.1 + h**2)
+        ) * 0.3,
+        (HIDDEN,),
+    ),
+    "lengths": (simple, lambda m, x, h: torch.hypot(m.W(h), m.U(x)) / torch.hypot(h, 1 + m.U(x) ** 2), (HIDDEN,)),
+    "logarithms of sums": (
+        simple,
+        lambda m, x, h: torch.logaddexp(m.W(h), m.U(x)) + torch.logaddexp(h, h) + torch.log10(1 + h**2),
+        (HIDDEN,),
+    ),
+    "odds": (
+        simple,
+        lambda m, x, h: torch.logit(torch.sigmoid(m.W(h)) * 0.9 + 0.05) + torch.logit(m.U(x) * h, eps=0.1),
+        (HIDDEN,),
+    ),
+    "entropy": (
+        simple,
+        lambda m, x, h: (lambda p: -torch.xlogy(p, p) - torch.special.xlogy(1 - p, 1 - p))(torch.sigmoid(m.W(h) + m.U(x))),
+        (HIDDEN,),
+    ),
+    "entropy of zeros": (simple, lambda m, x, h: (lambda p: torch.xlogy(p, p.detach()))(F.relu(m.W(h) + m.U(x))), (HIDDEN,)),
+    "extremes that pass NaN over": (
+        simple, lambda m, x, h: torch.fmax(m.W(h), m.U(x)) + torch.fmin(h, m.U(x)) + 0.1 * torch.fmax(h, h), (HIDDEN,)
+    ),
+    "missing values": (simple, lambda m, x, h: torch.where(torch.isnan(h), 0.0, m.W(h)) + m.U(x) + 0.1 * h, (HIDDEN,)),
+    "normal distribution": (
+        simple, lambda m, x, h: torch.special.ndtr(m.W(h) + m.U(x)) + torch.erfc(h) * torch.special.erf(m.U(x)), (HIDDEN,)
+    ),
     "RNNCell": (lambda m: setattr(m, "c", nn.RNNCell(INPUT, HIDDEN)), lambda m, x, h: m.c(x, h), (HIDDEN,)),
     **{
         f"unit {name}": (simple, _of(phi), (HIDDEN,))
         for name, phi in {
-            "relu": F.relu, "silu": F.silu, "gelu": lambda a: F.gelu(a, approximate="tanh"), "elu": F.elu, "selu": F.selu,
+            "relu": F.relu, "silu": F.silu, "gelu": F.gelu, "gelu by tanh": lambda a: F.gelu(a, approximate="tanh"), "elu": F.elu, "selu": F.selu,
             "celu": F.celu, "leaky_relu": F.leaky_relu, "hardsigmoid": F.hardsigmoid, "hardtanh": F.hardtanh,
             "hardswish": F.hardswish, "relu6": F.relu6, "softsign": F.softsign, "softplus": F.softplus, "mish": F.mish,
             "tanhshrink": F.tanhshrink, "softshrink": F.softshrink, "hardshrink": F.hardshrink, "logsigmoid": F.logsigmoid,
             "threshold": lambda a: F.threshold(a, 0.1, 0.2), "abs": torch.abs, "sign": lambda a: a.sign() * a * 0.5,
+            "sin": torch.sin, "cos": lambda a: a.cos(), "tan": lambda a: torch.tan(a) * 0.1, "sinc": torch.sinc,
+            "snake": lambda a: a + torch.sin(3 * a) ** 2 / 3, "deg2rad": lambda a: torch.deg2rad(50 * a),
             "expm1": lambda a: torch.expm1(a) * 0.1, "prelu": lambda a: F.prelu(a, torch.tensor(0.3, dtype=a.dtype)),
         }.items()
     },
@@ -416,8 +484,9 @@ def _hooked(m: Any, x: Tensor, h: Tensor) -> Tensor:
 PLAIN: dict[str, tuple[Callable[[Any], None], Rule, str]] = {
     "branch": (simple, _branch, "value of a tensor"),
     "item": (simple, lambda m, x, h: torch.tanh(m.W(h)) * h.abs().amax(1)[0].item(), "value of a tensor"),
-    "sine": (simple, lambda m, x, h: torch.sin(m.W(h) + m.U(x)), "sin"),
-    "gelu": (simple, lambda m, x, h: F.gelu(m.W(h) + m.U(x)), "gelu"),
+    "no such function": (simple, lambda m, x, h: torch.lgamma(m.W(h) + m.U(x)) * 0.1, "lgamma"),
+    "no derivative in torch": (simple, lambda m, x, h: (m.W(h) // 0.3).detach() + m.U(x), "floor_divide"),
+    "remainder of a number": (simple, lambda m, x, h: (2.0 % (1 + h**2)).detach() + m.U(x), "remainder of a number"),
     "sort": (simple, lambda m, x, h: torch.tanh(m.W(h)).sort(-1).values, "sort"),
     "gather": (simple, lambda m, x, h: torch.tanh(m.W(h))[:, (m.U(x) > 0).long()[0]], "index"),
     "batch": (simple, lambda m, x, h: torch.tanh(m.W(h) + m.U(x)) / x.shape[0], "batch size"),

@@ -141,13 +141,27 @@ def _read_or_recompute(
     """Decide what of the forward pass is saved; the formulas with those parts replaced by leaves.
 
     An output is read where it is stored. Of the rest either costly functions are saved, or, where those would be more
-    numbers, the pre-activations, from which everything is computed again.
+    numbers, the pre-activations, from which everything is computed again. So it is where the slopes of those functions
+    need something else, as that of e^(−a²) needs a: a second derivative goes through what was saved.
     """
     stored = {e: leaf("output", s, k) for k, e in reversed(list(enumerate(outputs))) if e.op not in AVAILABLE}
     costly, inputs = (_saved(stored, formulas, functions) for functions in (True, False))
-    chosen = inputs if len(inputs) < len(costly) else costly
+    chosen = costly
+    if costly != inputs and (len(inputs) < len(costly) or not _slopes_are_known(s, outputs, costly)):
+        chosen = inputs
     places = stored | {e: leaf("saved", s, k) for k, e in enumerate(chosen)}
     return tuple(chosen), replace_all(formulas, places)
+
+
+def _slopes_are_known(s: int, outputs: tuple[Expression, ...], saved: list[Expression]) -> bool:
+    """Whether what is saved can be differentiated by what is stored then."""
+    both = (*outputs, *saved)
+    gradients = chain_rule(both, [leaf("gradient", k) for k in range(len(both))])
+    formulas = [
+        g for node, g in gradients.items() if node.op in ("preactivation", "state", "output", "vector")
+    ]
+    stored = {e: leaf("output", s, k) for k, e in enumerate(both) if e.op not in AVAILABLE}
+    return any(not _saved(stored, formulas, functions) for functions in (True, False))
 
 
 def _saved(

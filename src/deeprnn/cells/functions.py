@@ -98,6 +98,43 @@ def _absolute(a: Interval) -> Interval:
     return low, max(abs(a[0]), abs(a[1]))
 
 
+def _wave_bounds(crest: float) -> Callable[[Interval], Interval]:
+    """The range of a sine or cosine that is 1 at `crest` and every full turn from there."""
+
+    def passes(a: Interval, place: float) -> bool:
+        return math.floor((a[1] - place) / (2 * math.pi)) >= (a[0] - place) / (2 * math.pi)
+
+    def bounds(a: Interval) -> Interval:
+        if not a[1] - a[0] < 2 * math.pi:
+            return -1.0, 1.0
+        ends = [math.cos(x - crest) for x in a]
+        return -1.0 if passes(a, crest + math.pi) else min(ends), 1.0 if passes(a, crest) else max(ends)
+
+    return bounds
+
+
+def _fmod_bounds(a: Interval, b: Interval) -> Interval:
+    most = min(_absolute(a)[1], _absolute(b)[1])
+    return 0.0 if a[0] >= 0.0 else -most, 0.0 if a[1] <= 0.0 else most
+
+
+def _whole(f: Callable[[float], float]) -> Callable[[Interval], Interval]:
+    return _monotone(lambda x: x if math.isinf(x) else float(f(x)))
+
+
+def _cosh_bounds(a: Interval) -> Interval:
+    low, high = _absolute(a)
+    return _cosh(low), _cosh(high)
+
+
+def _cosh(x: float) -> float:
+    return math.cosh(x) if x < 700.0 else math.inf
+
+
+def _sinh(x: float) -> float:
+    return math.sinh(x) if abs(x) < 700.0 else math.copysign(math.inf, x)
+
+
 def _step(x: Expression) -> Expression:
     return apply("step", x)
 
@@ -143,6 +180,16 @@ def maximum(*a: Tensor | float) -> Tensor:
 def minimum(*a: Tensor | float) -> Tensor:
     """The smallest."""
     return _stacked(a).amin(0)
+
+
+def _of_tensors(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A function of two tensors that takes a number in the place of one."""
+
+    def applied(a: Tensor | float, b: Tensor | float) -> Tensor:
+        like = _tensor_of(a, b)
+        return function(*(torch.full_like(like, x) if isinstance(x, (int, float)) else x for x in (a, b)))
+
+    return applied
 
 
 def mix(weight: Tensor | float, a: Tensor, b: Tensor) -> Tensor:
@@ -198,6 +245,22 @@ def _shared_maximum(args: Sequence[Expression], y: Expression) -> Sequence[Expre
     for one in top[1:]:
         count = count + one
     return [one / count for one in top]
+
+
+def truncated(x: Expression) -> Expression:
+    """The whole number next to x towards zero."""
+    return apply("select", apply("greater", 0.0, x), -apply("floor", -x), apply("floor", x))
+
+
+def _bell(x: Expression, factor: float) -> Expression:
+    """factor · 2/√π e^(−x²), the slope of the error function."""
+    return apply("exp", -apply("square", x)) * (factor * 2.0 / math.sqrt(math.pi))
+
+
+def _arctan2_partials(a: Sequence[Expression], y: Expression) -> Sequence[Expression]:
+    """0 at the origin, as torch has it."""
+    square = apply("square", a[0]) + apply("square", a[1])
+    return [apply("ratio", a[1], square), -apply("ratio", a[0], square)]
 
 
 def _mix_bounds(weight: Interval, a: Interval, b: Interval) -> Interval:
@@ -316,6 +379,61 @@ _ROWS = [
         lambda a: (
             math.log1p(a[0]) if a[0] > -1.0 else -math.inf, math.log1p(a[1]) if -1.0 < a[1] < math.inf else math.inf,
         ),
+    ),
+    Function(
+        "sine", torch.sin, lambda a, y: [apply("cosine", a[0])], "return sinf(x0);", lambda e, a: e.sine(a),
+        _wave_bounds(math.pi / 2),
+    ),
+    Function(
+        "cosine", torch.cos, lambda a, y: [-apply("sine", a[0])], "return cosf(x0);", lambda e, a: e.cosine(a),
+        _wave_bounds(0.0),
+    ),
+    Function(  # the angle of the point (x1, x0)
+        "arctan2", _of_tensors(torch.atan2), _arctan2_partials, "return atan2f(x0, x1);",
+        lambda e, a, b: e.arctan2(a, b), lambda a, b: (-math.pi, math.pi),
+    ),
+    Function(
+        "hypot", _of_tensors(torch.hypot), lambda a, y: [a[0] / y, a[1] / y], "return hypotf(x0, x1);",
+        lambda e, a, b: e.hypot(a, b),
+        lambda a, b: (math.hypot(_absolute(a)[0], _absolute(b)[0]), math.hypot(_absolute(a)[1], _absolute(b)[1])),
+    ),
+    Function(
+        "sinh", torch.sinh, lambda a, y: [apply("cosh", a[0])], "return sinhf(x0);", lambda e, a: e.sinh(a),
+        _monotone(_sinh),
+    ),
+    Function(
+        "cosh", torch.cosh, lambda a, y: [apply("sinh", a[0])], "return coshf(x0);", lambda e, a: e.cosh(a),
+        _cosh_bounds,
+    ),
+    Function(
+        "arcsinh", torch.asinh, lambda a, y: [1.0 / apply("sqrt", apply("square", a[0]) + 1.0)],
+        "return asinhf(x0);", lambda e, a: e.arcsinh(a), _monotone(math.asinh),
+    ),
+    Function(
+        "erf", torch.erf, lambda a, y: [_bell(a[0], 1.0)], "return erff(x0);", lambda e, a: e.erf(a),
+        _monotone(math.erf),
+    ),
+    Function(  # 1 - erf(x) would lose what is small
+        "erfc", torch.erfc, lambda a, y: [_bell(a[0], -1.0)], "return erfcf(x0);", lambda e, a: e.erfc(a),
+        lambda a: (math.erfc(a[1]), math.erfc(a[0])),
+    ),
+    Function(
+        "floor", torch.floor, lambda a, y: [constant(0.0)], "return floorf(x0);", lambda e, a: e.floor(a),
+        _whole(math.floor), cheap=True,
+    ),
+    Function(  # to the even one of two that are as near
+        "round", torch.round, lambda a, y: [constant(0.0)], "return rintf(x0);", lambda e, a: e.round(a),
+        _whole(round), cheap=True,
+    ),
+    Function(  # what is left of x0 after whole numbers of x1, with the sign of x0
+        "fmod", _of_tensors(torch.fmod), lambda a, y: [constant(1.0), -truncated(a[0] / a[1])],
+        "return fmodf(x0, x1);", lambda e, a, b: e.fmod(a, b), _fmod_bounds,
+    ),
+    Function(  # the same with the sign of x1, as Python has it
+        "remainder", _of_tensors(torch.remainder),
+        lambda a, y: [constant(1.0), -apply("round", (a[0] - y) / a[1])],
+        "float y = fmodf(x0, x1); return y != 0.0f && (y < 0.0f) != (x1 < 0.0f) ? y + x1 : y;",
+        lambda e, a, b: e.remainder(a, b), lambda a, b: (min(b[0], 0.0), max(b[1], 0.0)),
     ),
     Function(
         "sqrt", torch.sqrt, lambda a, y: [0.5 / y], "return sqrtf(x0);", lambda e, a: e.sqrt(a),

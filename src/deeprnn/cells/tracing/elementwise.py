@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from deeprnn.cells.expressions import Expression, apply, as_expression, constant
+from deeprnn.cells.functions import truncated
 
 E = Expression | float
 
@@ -33,9 +34,11 @@ def _times(a: E, b: E) -> Expression:
     return as_expression(a) * b
 
 
-def _over(a: E, b: E, rounding_mode: None = None) -> Expression:
-    if rounding_mode is not None:
-        raise NotImplementedError("division that rounds")
+def _over(a: E, b: E, rounding_mode: str | None = None) -> Expression:
+    if rounding_mode == "trunc":
+        return truncated(as_expression(a) / b)
+    if rounding_mode == "floor":
+        return _floored_quotient(as_expression(a), as_expression(b))
     return as_expression(a) / b if isinstance(b, Expression) else as_expression(a) * (1.0 / b)
 
 
@@ -84,6 +87,44 @@ def _is_truth(e: Expression) -> bool:
     return True
 
 
+def _on_the_other_side(a: Expression, b: Expression) -> Expression:
+    """Whether one of two numbers is above zero and the other below."""
+    return _greater(a, 0.0) * _greater(0.0, b) + _greater(0.0, a) * _greater(b, 0.0)
+
+
+def _remainder(a: E, b: E) -> Expression:
+    if not isinstance(a, Expression):
+        raise NotImplementedError("the remainder of a number, which torch does not differentiate")
+    return apply("remainder", a, b)
+
+
+def _floored_quotient(a: Expression, b: Expression) -> Expression:
+    """The whole number of b in a that the remainder leaves: a / b is rounded, and its floor may be one too many."""
+    left = apply("fmod", a, b)
+    quotient = (a - left) / b
+    quotient = _select(_on_the_other_side(left, b), quotient - 1.0, quotient)
+    whole = apply("floor", quotient)
+    whole = _select(_greater(quotient - whole, 0.5), whole + 1.0, whole)
+    return _select(_equal(b, 0.0), apply("detach", a / b), whole)
+
+
+def _round(x: Expression, decimals: int = 0) -> Expression:
+    power = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return apply("round", x / constant(power)) * power
+    return apply("round", x * power) / constant(power)
+
+
+def _extreme(first: E, second: E, a: E, b: E) -> Expression:
+    """a where `first` is at least `second` or b is NaN, else b: at a tie the gradient is a's alone."""
+    kept = _or(_greater(first, second), _equal(first, second))
+    return _select(_or(kept, _is_nan(as_expression(b))), a, b)
+
+
+def _is_nan(x: Expression) -> Expression:
+    return _not(_equal(x, x))
+
+
 def _clamp(x: Expression, low: E | None = None, high: E | None = None) -> Expression:
     """At a bound the gradient is 1, as torch has it: not the shared one of a maximum."""
     if low is not None:
@@ -120,9 +161,42 @@ def _softplus(x: Expression, beta: float = 1, threshold: float = 20) -> Expressi
 
 def _gelu(x: Expression, approximate: str = "none") -> Expression:
     if approximate != "tanh":
-        raise NotImplementedError("gelu by the error function (approximate='tanh' can be described)")
+        return x * 0.5 * (apply("erf", x * math.sqrt(0.5)) + 1.0)
     inner = (x + x * apply("square", x) * 0.044715) * math.sqrt(2 / math.pi)
     return x * 0.5 * (apply("tanh", inner) + 1.0)
+
+
+def _tan(x: Expression) -> Expression:
+    return apply("sine", x) / apply("cosine", x)
+
+
+def _leg(x: Expression) -> Expression:
+    """√(1 − x²), the other leg of a right triangle of hypotenuse 1; in factors, which lose nothing near ±1."""
+    return apply("sqrt", 1.0 - x) * apply("sqrt", 1.0 + x)
+
+
+def _sinc(x: Expression) -> Expression:
+    """sin(πx) / (πx), 1 at 0, where its slope is 0."""
+    at_zero = _equal(x, 0.0)
+    turned = _select(at_zero, 1.0, x * math.pi)
+    return _select(at_zero, 1.0, apply("sine", turned) / turned)
+
+
+def _logaddexp(a: Expression, b: Expression) -> Expression:
+    """max + log1p(e^−|a − b|), where two infinities are at no distance."""
+    distance = apply("absolute", _select(_equal(a, b), 0.0, a - b))
+    return apply("maximum", a, b) + apply("log1p", apply("exp", -distance))
+
+
+def _logit(x: Expression, eps: float | None = None) -> Expression:
+    x = x if eps is None or eps < 0.0 else _clamp(x, eps, 1.0 - eps)
+    return apply("log", x) - apply("log1p", -x)
+
+
+def _xlogy(a: E, b: E) -> Expression:
+    """a log b, 0 where a is and b is not above 0."""
+    no_log = _equal(a, 0.0) * _or(_greater(0.0, b), _equal(b, 0.0))
+    return as_expression(a) * apply("log", _select(no_log, 1.0, b))
 
 
 def _silu(x: Expression) -> Expression:
@@ -172,6 +246,35 @@ EXPRESSIONS: dict[str, Callable[..., Expression]] = {
     "log": _f("log"),
     "log1p": _f("log1p"),
     "log2": lambda a: apply("log", a) * (1 / math.log(2)),
+    "log10": lambda a: apply("log", a) * (1 / math.log(10)),
+    "logaddexp": _logaddexp,
+    "logit": _logit,
+    "xlogy": _xlogy,
+    "sin": _f("sine"),
+    "cos": _f("cosine"),
+    "tan": _tan,
+    "sinc": _sinc,
+    "asin": lambda a: apply("arctan2", a, _leg(a)),
+    "acos": lambda a: apply("arctan2", _leg(a), a),
+    "atan": lambda a: apply("arctan2", a, 1.0),
+    "atan2": _f("arctan2"),
+    "hypot": _f("hypot"),
+    "deg2rad": lambda a: a * (math.pi / 180),
+    "rad2deg": lambda a: a * (180 / math.pi),
+    "sinh": _f("sinh"),
+    "cosh": _f("cosh"),
+    "asinh": _f("arcsinh"),
+    "acosh": lambda a: apply("arcsinh", apply("sqrt", (a - 1.0) * 0.5)) * 2.0,
+    "atanh": lambda a: (apply("log1p", a) - apply("log1p", -a)) * 0.5,
+    "erf": _f("erf"),
+    "erfc": _f("erfc"),
+    "floor": _f("floor"),
+    "ceil": lambda a: -apply("floor", -a),
+    "trunc": truncated,
+    "frac": lambda a: a - truncated(a),
+    "round": _round,
+    "fmod": _f("fmod"),
+    "remainder": _remainder,
     "sigmoid": _f("sigmoid"),
     "tanh": _f("tanh"),
     "relu": _f("relu"),
@@ -203,6 +306,9 @@ EXPRESSIONS: dict[str, Callable[..., Expression]] = {
     "clamp_max": lambda a, high: _clamp(a, None, high),
     "maximum": _f("maximum"),
     "minimum": _f("minimum"),
+    "fmax": lambda a, b: _extreme(a, b, a, b),
+    "fmin": lambda a, b: _extreme(b, a, a, b),
+    "isnan": _is_nan,
     "gt": _greater,
     "lt": lambda a, b: _greater(b, a),
     "ge": _at_least,

@@ -136,6 +136,28 @@ class Builder:
         self.b.position_at_end(after)
         return values
 
+    def repeat(
+        self,
+        carried: Sequence[Any],
+        holds: Callable[..., Any],
+        body: Callable[..., Sequence[Any]],
+    ) -> list[Any]:
+        """`while holds(*carried): carried = body(*carried)`; the last carried values."""
+        before = self.b.block
+        head, inside, after = (self.b.append_basic_block(name) for name in ("while", "again", "done"))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        values = [self.b.phi(value.type) for value in carried]
+        for phi, value in zip(values, carried, strict=True):
+            phi.add_incoming(value, before)
+        self.b.cbranch(holds(*values), inside, after)
+        self.b.position_at_end(inside)
+        for phi, value in zip(values, body(*values), strict=True):
+            phi.add_incoming(value, self.b.block)
+        self.b.branch(head)
+        self.b.position_at_end(after)
+        return values
+
     def either(
         self, condition: Any, then: Callable[[], Sequence[Any]], otherwise: Callable[[], Sequence[Any]]
     ) -> list[Any]:

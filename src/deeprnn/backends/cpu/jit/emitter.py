@@ -8,8 +8,11 @@ from typing import Any
 from llvmlite import ir
 
 from deeprnn.backends.cpu.jit.builder import I1, I32, POINTER, VOID, Builder
+from deeprnn.backends.cpu.jit.circular import CircularMath
+from deeprnn.backends.cpu.jit.error_function import ErrorFunctionMath
+from deeprnn.backends.cpu.jit.hyperbolic import HyperbolicMath
 from deeprnn.backends.cpu.jit.number import FLOAT, Number
-from deeprnn.backends.cpu.jit.vector_math import VectorMath
+from deeprnn.backends.cpu.jit.rounding import RoundingMath
 
 
 class Splat(ir.Constant):
@@ -23,7 +26,7 @@ class Splat(ir.Constant):
         return f"splat ({self.element})"
 
 
-class Emitter(VectorMath, Builder):
+class Emitter(CircularMath, ErrorFunctionMath, HyperbolicMath, RoundingMath, Builder):
     """Writes one function of vector instructions; the table `cells.functions.FUNCTIONS` calls its methods."""
 
     def __init__(self, name: str, arguments: Sequence[ir.Type], number: Number, lanes: int):

@@ -7,10 +7,12 @@ s = (m-1)/(m+1), carried in two parts, because a power multiplies its error by t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 
+from deeprnn.backends.cpu.jit.builder import I1
 from deeprnn.backends.cpu.jit.number import Number
 
 
@@ -35,6 +37,10 @@ class VectorMath:
     def select(self, condition: Any, x: Any, y: Any) -> Any:
         """x where the condition holds, else y."""
         return self.b.select(condition, x, y)
+
+    def any_lane(self, condition: Any) -> Any:
+        """Whether the condition holds in some lane."""
+        return self.intrinsic(f"llvm.vector.reduce.or.v{self.lanes}i1", I1, condition)
 
     def maximum(self, *values: Any) -> Any:
         """The largest; NaN where any is NaN."""
@@ -64,6 +70,17 @@ class VectorMath:
     def absolute(self, x: Any) -> Any:
         """|x|."""
         return self.intrinsic(f"llvm.fabs.{self.suffix}", self.vector, x)
+
+    def with_sign(self, size: Any, of: Any) -> Any:
+        """A number with the sign of another, also of zero."""
+        return self.intrinsic(f"llvm.copysign.{self.suffix}", self.vector, size, of)
+
+    def polynomial(self, x: Any, coefficients: Sequence[float]) -> Any:
+        """Σ c_k x^k, the coefficients from the constant on."""
+        y = self.splat(coefficients[-1])
+        for c in coefficients[-2::-1]:
+            y = self.fma(y, x, self.splat(c))
+        return y
 
     def sqrt(self, x: Any) -> Any:
         """√x."""
@@ -152,8 +169,8 @@ class VectorMath:
         shifted = self.b.shl(self.b.add(n, self._bits(self.number.bias)), self._bits(self.number.mantissa))
         return self.b.bitcast(shifted, self.vector)
 
-    def _exp_of_sum(self, high: Any, low: Any) -> Any:
-        """exp(high + low), low being small; 2ⁿ in two factors, since n may leave a normal number's range."""
+    def _exp_of_sum(self, high: Any, low: Any, half: bool = False) -> Any:
+        """exp(high + low) or half of it, low being small; 2ⁿ in two factors: n may leave a normal number's range."""
         least, most = self.number.exp_range
         below = self.b.fcmp_ordered("<", high, self.splat(least))
         above = self.b.fcmp_ordered(">", high, self.splat(most))
@@ -163,9 +180,10 @@ class VectorMath:
         p = self._exp_minus_one(self.b.fadd(r, low))
         magic = self.b.bitcast(self.splat(1.5 * 2.0**self.number.mantissa), self.words)
         n = self.b.sub(whole, magic)
-        half = self.b.ashr(n, self._bits(1))
-        scale = self._power_of_two(half)
-        return self.b.fmul(self.fma(p, scale, scale), self._power_of_two(self.b.sub(n, half)))
+        n = self.b.sub(n, self._bits(1)) if half else n
+        first = self.b.ashr(n, self._bits(1))
+        scale = self._power_of_two(first)
+        return self.b.fmul(self.fma(p, scale, scale), self._power_of_two(self.b.sub(n, first)))
 
     # ---- log and powers
 
