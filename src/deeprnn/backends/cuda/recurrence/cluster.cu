@@ -4,9 +4,9 @@
 // of the stage before it (critical: it has just been exchanged) and from vectors that arrived earlier; its epilogue turns
 // them into the `sent` numbers a unit of its own vector. Every block of the cluster owns a slice of each stage's units and
 // the matching rows of every matrix, on chip for the whole sequence.
-// Thread = (group, klane): a group of KLANES lanes owns RPT units, its lanes split the inner dimension.
+// Thread = (group, klane): a group of KLANES lanes owns `units(s)` units of each stage s, its lanes split the inner dimension.
 //
-// Macros: MAT_REGS CLUSTER THREADS KLANES VEC ROWS BF16; the rest is in the generated cell.cuh.
+// Macros: KERNEL MAT_REGS CLUSTER THREADS KLANES VEC ROWS BF16; the rest is in the generated cell.cuh.
 #include "common.cuh"
 #include "cell.cuh"
 
@@ -54,6 +54,7 @@ typedef u32 Word;
 typedef float Word;
 #endif
 
+// Stages with as many copies as stage 0 share its list of destinations; each other stage has a list of its own behind it.
 CONST int peers(int s) { return up(CLUSTER, copies(s)); }   // destinations that one lane serves
 CONST int peer_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += copies(i) == copies(0) ? 0 : peers(i); return copies(s) == copies(0) ? 0 : peers(0) + n; }
 CONST int peer_count() { int n = peers(0); for (int i = 0; i < DEPTH; i++) n += copies(i) == copies(0) ? 0 : peers(i); return n; }
@@ -203,7 +204,8 @@ template <int S, int N, int J = 0> INLINE void critical(const Thread& th, const 
   }
 }
 
-// Sum V values of G numbers each over KLANES lanes, exchanging halves first: value (klane's high bits) ends on each lane.
+// Sum V values of G numbers each over KLANES lanes, exchanging halves first: each round halves the values a lane
+// still holds. Lane k ends with values k·owned and on or, where lanes are more than values, with one of the copies of a value.
 template <int V, int G> INLINE void reduce(float (&v)[V * G], int klane) {
   int count = V;
 #pragma unroll

@@ -14,7 +14,8 @@ CONST bool has_delayed(int s) {
     if (stage_of(j) == s && delayed(j)) return true;
   return false;
 }
-// A stage with as many units as local value k: its units have it.
+// Local value k belongs to the owners of a stage with as many units; who owns a unit depends on its stage's size alone, in
+// every kernel, so any such stage will do.
 CONST int slot_stage(int k) {
   for (int s = 0; s < DEPTH; s++)
     if (size(s) == slot_size(k)) return s;
@@ -41,7 +42,7 @@ struct Params {
   i64 steps, batch, groups;
   u32* exchange;           // whole_card*.cu, where it is zeroed before the launch, and tensor_core.cu
   i64 items, share;        // whole_card*.cu: row groups of all members; how many of them a team serves
-  float* local[LOCALS];    // tensor_core.cu and stepwise.cu: the units' local values, (members, B, size) each
+  float* local[LOCALS];    // tensor_core.cu and stepwise.cu, others have registers: the units' local values, (members, B, size) each
   const float* after;      // tensor_core.cu, backward: delta of the step that follows this chunk of the sequence (B,DELTA_WIDTH), or null
   // tensor_core.cu, from max_abs_scan.cu: the largest sum of magnitudes of eight rows of each matrix
   // (MATRICES, pieces), and the largest magnitude of each row of `entry` or `gradient` (T,B,DEPTH stages).
