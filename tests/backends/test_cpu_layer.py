@@ -214,6 +214,7 @@ def test_sums_over_all_rows(H, I, T, B, dtype):
     cell = DeepTransition((H,), ("tanh",), (False,)).cell
     wiring = Wiring(cell, ((H, I), (H, H), (H,), (H,)), (0,), (1,), (Piece(2, 0, H), Piece(3, 0, H)))
     assert serves(wiring)
+    sums = WeightSums(wiring, I, dtype)
     delta, x, y, first = (torch.randn(*s, dtype=dtype) for s in ((T, B, H), (T, B, I), (T, B, H), (B, H)))
     marks = torch.rand(T, B) < 0.3
     for reset in (None, marks):
@@ -222,11 +223,12 @@ def test_sums_over_all_rows(H, I, T, B, dtype):
             before = before if reset is None else torch.where(reset.unsqueeze(-1), 0.0, before)
             d = delta.flatten(0, 1).double()
             truth = [d.T @ x.flatten(0, 1).double(), d.T @ before.flatten(0, 1).double(), d.sum(0), d.sum(0)]
-            found = WeightSums(wiring, I, dtype).run(
+            made = [torch.empty(shape, dtype=dtype) for shape in wiring.shapes]
+            sums.run(
                 delta.data_ptr(), x.data_ptr(), [None if state is None else state.data_ptr()], [y.data_ptr()],
-                None if reset is None else reset.data_ptr(), T, B,
+                None if reset is None else reset.data_ptr(), [g.data_ptr() for g in made], T, B,
             )  # fmt: skip
-            flat = torch.cat([t.flatten() for t in truth])
+            found, flat = (torch.cat([t.flatten() for t in own]) for own in (made, truth))
             assert float((found.double() - flat).norm() / flat.norm()) < (
                 1e-6 if dtype == torch.float32 else 1e-14
             )
