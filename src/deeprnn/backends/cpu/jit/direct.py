@@ -40,7 +40,7 @@ class DirectCall:
         self, x: Tensor, states: Sequence[Tensor] | None, parameters: Sequence[Tensor], keep: bool
     ) -> tuple[Tensor, list[Tensor], Tensor | None]:
         """Output, last states and, with `keep`, every sequence: the user may change the output in place."""
-        y = torch.empty(self.output, dtype=self.dtype)
+        y = torch.empty(*self.output, dtype=self.dtype)
         alone = not keep and len(self.offsets[False]) == 1  # nothing is stored but the output
         stored = y if alone else torch.empty(self.stored[keep], dtype=self.dtype)
         results = self._addresses(stored, keep)
@@ -49,7 +49,7 @@ class DirectCall:
             ctypes.memmove(y.data_ptr(), results[self.places[0]], self.output_bytes)
         last = []
         for place, n in zip(self.places, self.cell.states, strict=True):
-            state = torch.empty((1, self.batch, n), dtype=self.dtype)
+            state = torch.empty(1, self.batch, n, dtype=self.dtype)
             step = self.batch * n * self.dtype.itemsize
             ctypes.memmove(state.data_ptr(), results[place] + (self.steps - 1) * step, step)
             last.append(state)

@@ -188,7 +188,7 @@ class _Call:
 
     def run(self, addresses: Sequence[int | None], distances: Sequence[int]) -> None:
         """Run all steps; the work's sharing depends on what the machine does just now."""
-        given = [self.zeros if x is None else x for x in addresses] if self.absent else [*addresses]
+        given = [self.zeros if x is None else x for x in addresses]
 
         def run(sharing: Sharing) -> None:
             self._run(sharing, given, distances)
