@@ -33,7 +33,9 @@ OWN = frozenset(vars(nn.Module())) - {"training"} | {"_handle", "_arguments", "_
 """attributes that every module and every cell has"""
 LIBRARIES = ("torch", "numpy", "deeprnn.cells.cell", "builtins")
 """whose functions and classes stay as they are"""
-OF_EVERY_CLASS = frozenset({"__module__", "__doc__", "__annotations__", "__dict__", "__weakref__"})
+OF_EVERY_CLASS = frozenset(
+    {"__module__", "__doc__", "__annotations__", "__static_attributes__", "__dict__", "__weakref__"}
+)
 Held = list[Any] | None
 """collects what a fingerprint knows by its address, which another object may have after this one is gone"""
 
