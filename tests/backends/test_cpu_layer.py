@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 pytest.importorskip("llvmlite")
 
 import deeprnn
 from deeprnn.backends import direct
 from deeprnn.backends.cpu.jit import layer as layer_module
-from deeprnn.backends.cpu.jit import machine, run, sharing
+from deeprnn.backends.cpu.jit import machine, run, sharing, weight_sums
 from deeprnn.backends.cpu.jit.lowering import InputEntry
 from deeprnn.backends.cpu.jit.weight_sums import WeightSums, serves
 from deeprnn.backends.wiring import Piece, Wiring
@@ -214,6 +214,7 @@ def test_sums_over_all_rows(H, I, T, B, dtype):
     cell = DeepTransition((H,), ("tanh",), (False,)).cell
     wiring = Wiring(cell, ((H, I), (H, H), (H,), (H,)), (0,), (1,), (Piece(2, 0, H), Piece(3, 0, H)))
     assert serves(wiring)
+    sums = WeightSums(wiring, I, dtype)
     delta, x, y, first = (torch.randn(*s, dtype=dtype) for s in ((T, B, H), (T, B, I), (T, B, H), (B, H)))
     marks = torch.rand(T, B) < 0.3
     for reset in (None, marks):
@@ -222,11 +223,12 @@ def test_sums_over_all_rows(H, I, T, B, dtype):
             before = before if reset is None else torch.where(reset.unsqueeze(-1), 0.0, before)
             d = delta.flatten(0, 1).double()
             truth = [d.T @ x.flatten(0, 1).double(), d.T @ before.flatten(0, 1).double(), d.sum(0), d.sum(0)]
-            found = WeightSums(wiring, I, dtype).run(
+            made = [torch.empty(shape, dtype=dtype) for shape in wiring.shapes]
+            sums.run(
                 delta.data_ptr(), x.data_ptr(), [None if state is None else state.data_ptr()], [y.data_ptr()],
-                None if reset is None else reset.data_ptr(), T, B,
+                None if reset is None else reset.data_ptr(), [g.data_ptr() for g in made], T, B,
             )  # fmt: skip
-            flat = torch.cat([t.flatten() for t in truth])
+            found, flat = (torch.cat([t.flatten() for t in own]) for own in (made, truth))
             assert float((found.double() - flat).norm() / flat.norm()) < (
                 1e-6 if dtype == torch.float32 else 1e-14
             )
@@ -253,3 +255,83 @@ def test_narrower_vectors(vector_bytes, registers, monkeypatch):
         pytest.skip("this processor has no vectors so wide")
     monkeypatch.setattr(machine, "machine", lambda: machine.Machine(vector_bytes, registers))
     test_sums_over_all_rows(50, 33, 5, 70, torch.float32)
+
+
+# ---- what is settled once for a shape
+
+
+@EACH
+def test_calls_of_ever_new_lengths(name, monkeypatch):
+    """Tables are kept for a few shapes, and all are forgotten then."""
+    for module in (run, layer_module, weight_sums):
+        monkeypatch.setattr(module, "MOST_CALLS", 2)
+    layer, truth = LAYERS[name](), LAYERS[name]()
+    truth.load_state_dict(layer.state_dict())
+    truth.backend = "reference"
+    for steps in (2, 3, 4, 5, 3, 2, 3):
+        x = torch.randn(steps, 3, 5, requires_grad=True)
+        expected = results(truth, x)
+        for _ in range(3):
+            assert_close(results(layer, x), expected)
+
+
+@EACH
+def test_first_states_come_and_go(name):
+    """Calls of one shape, with states and without, with a gradient of the output, of the last state, or of both."""
+    layer, x = LAYERS[name](), torch.randn(6, 3, 5)
+    states = layer(x)[1]
+    zeros = tuple(map(torch.zeros_like, states)) if isinstance(states, tuple) else torch.zeros_like(states)
+
+    def gradients(given: Any, output: float, last: float) -> tuple[Tensor, ...]:
+        y, state = layer(x, *given)
+        loss = output * y.sum() if output else 0.0
+        loss = loss + (
+            last * (state[0] if isinstance(state, tuple) else state).square().sum() if last else 0.0
+        )
+        return torch.autograd.grad(loss, list(layer.parameters()))
+
+    for output, last in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0)):
+        found = [gradients(given, output, last) for given in ((), (zeros,), (), (zeros,))]
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
+
+
+@EACH
+def test_parameters_are_read_where_they_lie_now(name):
+    layer, truth, x = LAYERS[name](), LAYERS[name](), torch.randn(6, 3, 5)
+    truth.backend = "reference"
+    for change in ("nothing", "data", "in place", "parameter"):
+        for own in list(layer.parameters()):
+            if change == "data":
+                own.data = torch.randn_like(own) / 3
+            elif change == "in place":
+                own.detach().mul_(0.5)
+        if change == "parameter":
+            for part in layer.modules():
+                for key, own in list(part._parameters.items()):
+                    if own is not None:
+                        setattr(part, key, torch.nn.Parameter(torch.randn_like(own) / 3))
+        truth.load_state_dict(layer.state_dict())
+        for _ in range(3):
+            assert_close(results(layer, x), results(truth, x))
+
+
+@EACH
+def test_nothing_of_a_call_lies_in_the_memory_of_another(name):
+    layer, x = LAYERS[name](), torch.randn(6, 3, 5)
+    layer(x)
+    first = results(layer, x)
+    kept = [r.clone() for r in first]
+    for _ in range(3):
+        for r in results(layer, torch.randn(6, 3, 5)):
+            r.detach().fill_(7.0)
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+
+
+def test_a_gradient_is_a_tensor_of_its_own():
+    layer, x = LAYERS["gru"](), torch.randn(6, 3, 5)
+    for _ in range(3):
+        layer.zero_grad()
+        layer(x)[0].sum().backward()
+    for p in layer.parameters():
+        assert p.grad.untyped_storage().nbytes() == p.numel() * p.element_size()

@@ -33,7 +33,9 @@ OWN = frozenset(vars(nn.Module())) - {"training"} | {"_handle", "_arguments", "_
 """attributes that every module and every cell has"""
 LIBRARIES = ("torch", "numpy", "deeprnn.cells.cell", "builtins")
 """whose functions and classes stay as they are"""
-OF_EVERY_CLASS = frozenset({"__module__", "__doc__", "__annotations__", "__dict__", "__weakref__"})
+OF_EVERY_CLASS = frozenset(
+    {"__module__", "__doc__", "__annotations__", "__static_attributes__", "__dict__", "__weakref__"}
+)
 Held = list[Any] | None
 """collects what a fingerprint knows by its address, which another object may have after this one is gone"""
 
@@ -85,6 +87,57 @@ def fingerprint(module: nn.Module, held: Held = None) -> tuple[Any, ...]:
         )  # those of torch.jit cannot be gone through otherwise
         found += class_attributes(type(part), held)
     return tuple(found)
+
+
+def outline(module: nn.Module) -> list[Any] | None:
+    """What decides about a fingerprint, found in less time: while outlines are equal, so are fingerprints.
+
+    None for a module with hooks, or with attributes that can become something else and stay the same object. Functions
+    are known by their addresses, as in fingerprints.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting = [module]
+    if any(getattr(torch_module, name) for name in GLOBAL_HOOKS):
+        return None
+    while waiting:
+        part = waiting.pop()
+        attributes, kind = part.__dict__, type(part)
+        found += (kind, id(part))
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        for name, value in attributes.items():
+            if name not in OWN:
+                if isinstance(value, PLAIN):
+                    found += (name, type(value), value)
+                elif isinstance(value, Tensor):
+                    found += (name, id(value), value.shape, value.dtype)
+                else:
+                    return None
+            elif value and name in HOOKS:
+                return None
+        for home in (attributes["_parameters"], attributes["_buffers"]):
+            for name, t in home.items():
+                found += (name, None) if t is None else (name, id(t), t.shape, t.dtype)
+        parts = attributes["_modules"]
+        if type(parts) is not dict:  # torch.jit's
+            return None
+        if parts:
+            found.append(tuple(parts))
+            waiting += [part for part in parts.values() if part is not None]
+        if of_library(kind.__module__):  # and so are its parents
+            continue
+        for base in kind.__mro__:
+            if not of_library(base.__module__):
+                for name, value in vars(base).items():
+                    if type(value) is FunctionType:
+                        found += (name, id(value), id(value.__code__))
+                    elif name not in OF_EVERY_CLASS:
+                        if not isinstance(value, PLAIN):
+                            return None
+                        found += (name, type(value), value)
+    return found
 
 
 def _held(tensor: Tensor, first: dict[int, int]) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from deeprnn.cells.cell import CELLS, Cell, handle_of
-from deeprnn.cells.fingerprint import PLAIN, fingerprint, hook_of, scripted_part, settings
+from deeprnn.cells.fingerprint import PLAIN, fingerprint, hook_of, outline, scripted_part, settings
 from deeprnn.cells.surroundings import Name, surroundings, unchanged
 from deeprnn.cells.trace import Graphs, Traced, Undescribable, trace
 from deeprnn.cells.tracing.recording import ChangesItself, in_fresh_thread
@@ -107,16 +107,20 @@ _by_cell: WeakKeyDictionary[Cell, _Plans] = WeakKeyDictionary()
 
 def plan_of(cell: Cell, request: Request, tensors: dict[str, Tensor] | None = None) -> Plan:
     """The plan of a cell, whose tensors are its own or the given ones."""
-    own = _by_cell.get(cell) or _by_cell.setdefault(cell, _Plans({}, RLock()))
+    own = _by_cell.get(cell) or _by_cell.setdefault(cell, _Plans({}, {}, RLock()))
     if (restless := own.known.get(RESTLESS)) is not None:
         return restless.plan
+    seen, last = outline(cell), own.last.get(request)
+    if last is not None and last.outline == seen and unchanged(last.known.names):
+        return last.known.plan
     key = (request, hook_of(cell), fingerprint(cell))
-    if (found := _found(own.known, key)) is not None:
-        return found.plan
-    with own.lock:
-        if (found := _found(own.known, key)) is None:  # another thread may have made it meanwhile
-            held = held_tensors(cell) if tensors is None else tensors
-            found = _plan_anew(cell, key, own.known, held)
+    if (found := _found(own.known, key)) is None:
+        with own.lock:
+            if (found := _found(own.known, key)) is None:  # another thread may have made it meanwhile
+                held = held_tensors(cell) if tensors is None else tensors
+                found = _plan_anew(cell, key, own, held)
+    if seen is not None and seen == outline(cell):  # no other thread changed it meanwhile
+        own.last[request] = _Last(seen, found)
     return found.plan
 
 
@@ -126,12 +130,14 @@ def _found(known: dict[Key, _Known], key: Key) -> _Known | None:
     return None if found is None or not unchanged(found.names) else found
 
 
-def _plan_anew(cell: Cell, key: Key, known: dict[Key, _Known], held: dict[str, Tensor]) -> _Known:
+def _plan_anew(cell: Cell, key: Key, own: _Plans, held: dict[str, Tensor]) -> _Known:
+    known = own.known
     if len(known) >= MOST_PLANS:
         _log_changing(type(cell).__qualname__, _differing(key, next(reversed(known))))
         for old in known.values():
             old.forget()
         known.clear()
+        own.last.clear()
     objects: list[Any] = []  # known by their addresses, while they live
     fingerprint(cell, objects)
     names = surroundings(cell, objects)
@@ -140,7 +146,7 @@ def _plan_anew(cell: Cell, key: Key, known: dict[Key, _Known], held: dict[str, T
         log_plain(type(cell).__qualname__, plan.reason)
     if plan.restless and sum(old.plan.restless for old in known.values()):
         key = RESTLESS
-    known[key] = _Known(plan, names, [_watched(thing, known, key) for thing in objects], forget)
+    known[key] = _Known(plan, names, [_watched(thing, own, key) for thing in objects], forget)
     return known[key]
 
 
@@ -148,7 +154,13 @@ class _Plans(NamedTuple):
     """The plans of a cell, of which one thread makes one at a time."""
 
     known: dict[Key, _Known]
+    last: dict[Request, _Last]
     lock: RLock  # type: ignore[valid-type]
+
+    def forget(self, key: Key) -> None:
+        """An address in this fingerprint may become another object's."""
+        self.last.clear()
+        self.known.pop(key, None)
 
 
 class _Known(NamedTuple):
@@ -160,10 +172,17 @@ class _Known(NamedTuple):
     forget: Callable[[], Any]
 
 
-def _watched(thing: Any, known: dict[Key, _Known], key: Key) -> Any:
+class _Last(NamedTuple):
+    """What was used last, and the cell's outline then."""
+
+    outline: list[Any]
+    known: _Known
+
+
+def _watched(thing: Any, own: _Plans, key: Key) -> Any:
     """What forgets a plan when an object that is known by its address is gone, or the object where that is not told."""
     try:
-        return ref(thing, lambda _: known.pop(key, None))
+        return ref(thing, lambda _: own.forget(key))
     except TypeError:
         return thing
 

@@ -247,7 +247,7 @@ def call_cell(
 ) -> list[Tensor]:
     """The states after one step, in the states' own type; under autocast too a cell computes in that type."""
     with without_autocast(x.device.type):
-        x = x.to(states[0].dtype) if x.is_floating_point() else x
+        x = x.to(states[0].dtype) if x.is_floating_point() and x.dtype != states[0].dtype else x
         arguments = (x, *states)
         if _may_write(cell) if may_write is None else may_write:
             arguments = tuple(a.clone() for a in arguments)
@@ -257,7 +257,8 @@ def call_cell(
             new = functional_call(cell, dict(tensors), arguments)
         else:
             new = plans.with_tensors(cell, tensors)(*arguments)
-        return [h.to(old.dtype) for h, old in zip(_as_states(cell, new), states, strict=True)]
+        pairs = zip(_as_states(cell, new), states, strict=True)
+        return [h if h.dtype == old.dtype else h.to(old.dtype) for h, old in pairs]
 
 
 def _as_states(cell: Cell, new: Any) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from deeprnn.backends.direct import direct, may_be_direct
+from deeprnn.backends.direct import MOST_CALLS, direct, may_be_direct
 from deeprnn.backends.transformations import nothing_around
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.backends.wiring import Piece, Wiring, projection_wiring
@@ -106,6 +106,17 @@ def cell_wiring(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Wiring | None:
     return Wiring(cell, tuple(shapes), tuple(U), tuple(matrices), tuple(biases), tuple(v[0] for v in vectors))
 
 
+class DirectCell(NamedTuple):
+    """What a plan says about a cell's direct call: its wiring, and the order of what the graph computes in it."""
+
+    wiring: Wiring
+    order: Sequence[int]
+
+
+_cells: dict[tuple[str, int], DirectCell | None] = {}
+"""by a plan's key and the width of the input"""
+
+
 def call_cell_directly(
     cell: Cell, input: Any, states: Sequence[Any] | None, batch_first: bool, backend: str
 ) -> tuple[Tensor, list[Tensor]] | None:
@@ -117,23 +128,48 @@ def call_cell_directly(
         return None
     refresh_weights(cell)  # `step` is read, the cell itself not called
     plan = plans.plan_of(cell, plans.Request(x.dtype, x.dtype, "cpu"))
-    layout = plan.layout
-    if layout is None or layout.enters != "x" or layout.masks or layout.draws or any(layout.needed):
+    key = plan.key, x.shape[-1]
+    if key not in _cells:
+        if len(_cells) >= MOST_CALLS:
+            _cells.clear()
+        _cells[key] = _direct_cell(cell, plan, x.shape[-1])
+    own = _cells[key]
+    if own is None or plan.layout is None or autocasts("cpu"):
         return None
-    if layout.parts != tuple((k, None) for k in range(len(layout.parts))) or autocasts("cpu"):
-        return None
-    held = [plans.held_tensor(cell, path) for path in layout.held]
-    results = list(getattr(plans.GRAPHS, f"{plan.key}/fixed")(*held))
-    ends = [0, *accumulate(layout.counts)]
-    matrices, vectors, U, b = (results[i:j] for i, j in pairwise(ends))
-    heights = tuple([u.shape[0] for u in U])
-    if len(b) > len(U) + 1:
-        return None
-    wiring = projection_wiring(from_text(layout.text), heights, len(b), x.shape[-1])
-    outcome = direct(wiring, x, states, [*U, *b, *matrices, *vectors], backend)
+    graph: fx.GraphModule = getattr(plans.GRAPHS, f"{plan.key}/fixed")
+    results = graph.forward(*[_held(cell, path) for path in plan.layout.held])
+    outcome = direct(own.wiring, x, states, [results[i] for i in own.order], backend)
     if outcome is None or not batch_first:
         return outcome
     return outcome[0].transpose(0, 1), outcome[1]
+
+
+def _direct_cell(cell: Cell, plan: Plan, inputs: int) -> DirectCell | None:
+    layout = plan.layout
+    if layout is None or layout.enters != "x" or layout.masks or layout.draws or any(layout.needed):
+        return None
+    if layout.parts != tuple((k, None) for k in range(len(layout.parts))):
+        return None
+    graph: fx.GraphModule = getattr(plans.GRAPHS, f"{plan.key}/fixed")
+    ends = [0, *accumulate(layout.counts)]
+    matrices, vectors, U, b = (range(i, j) for i, j in pairwise(ends))
+    if len(b) > len(U) + 1:
+        return None
+    with torch.no_grad():
+        results = graph(*[plans.held_tensor(cell, path) for path in layout.held])
+    heights = tuple([results[i].shape[0] for i in U])
+    wiring = projection_wiring(from_text(layout.text), heights, len(b), inputs)
+    return DirectCell(wiring, [*U, *b, *matrices, *vectors])
+
+
+def _held(cell: Any, path: str) -> Tensor:
+    """`plans.held_tensor`, at once where an attribute is a part or a parameter: `nn.Module` searches."""
+    for name in path.split("."):
+        attributes = cell.__dict__
+        own = attributes["_modules"].get(name)
+        own = attributes["_parameters"].get(name) if own is None else own
+        cell = getattr(cell, name) if own is None or name in attributes else own
+    return cell
 
 
 def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | None:

@@ -96,7 +96,10 @@ class DropIn(RecurrentBase, Generic[S]):
         return f"{base}_l{level}{'_reverse' * backward}{deep}{number}"
 
     def _tensors(self, index: int) -> dict[str, Tensor]:
-        return {own: getattr(self, name) for own, name in self._names[index].items()}
+        # At once, where `nn.Module` searches; what hooks compute is found there.
+        parameters = {} if torch.compiler.is_compiling() else self.__dict__["_parameters"]
+        names = self._names[index].items()
+        return {own: parameters[n] if n in parameters else getattr(self, n) for own, n in names}
 
     def unroll_direction(
         self, index: int, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
@@ -112,7 +115,8 @@ class DropIn(RecurrentBase, Generic[S]):
         if self.torch_cell is not None and x.device.type == "cpu" and x.is_floating_point():
             with without_autocast("cpu"):  # the state keeps its type
                 hx = states[0] if len(states) == 1 else list(states)
-                result = self.torch_cell(x.to(states[0].dtype), hx, *self._tensors(index).values())
+                x = x if x.dtype == states[0].dtype else x.to(states[0].dtype)
+                result = self.torch_cell(x, hx, *self._tensors(index).values())
                 return (result, [result]) if isinstance(result, Tensor) else (result[0], list(result))
         new = call_cell(self._cells[index], x, states, self._tensors(index))
         return new[0], new

@@ -190,11 +190,11 @@ class DeepRNN(RecurrentBase):
     def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Tensor] | None:
         if torch.compiler.is_compiling() or type(self) is not DeepRNN or not may_be_direct(input):
             return None
-        if len(self._levels) != 1 or why_not_described(self.level_specs[0]) is not None:
+        level, *others = self._levels
+        if others or why_not_described(level.phis) is not None:
             return None
         wired = self.__dict__.get(WIRED)
         if wired is None:
-            (level,) = self._levels
             names = [name for name in (*level.U, *level.W, *level.S, *level.b) if name is not None]
             wired = self.__dict__[WIRED] = Wired(transition_wiring(level.spec), names)
         states = None if hx is None else [hx]

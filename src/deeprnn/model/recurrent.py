@@ -106,10 +106,10 @@ class Recurrent(SequenceLayer):
 
     def _call_directly(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
         """Output and last states by the fast path, None where there is none for this call."""
-        if torch.compiler.is_compiling() or type(self) not in (Recurrent, RHN) or len(self.cells) != 1:
+        if torch.compiler.is_compiling() or type(self) not in (Recurrent, RHN):
             return None
-        cell = self.cells[0]
-        if cell.output is not None:
+        cell, *others = self.cells
+        if others or cell.output is not None:
             return None
         states = state if state is None or isinstance(state, (tuple, list)) else [state]
         results = call_cell_directly(cell, input, states, self.batch_first, self.backend)

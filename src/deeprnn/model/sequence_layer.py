@@ -340,7 +340,7 @@ class SequenceLayer(Traceable):
                 f"parameter tensor at {weight.device}"
             )
         if not self._are_symbols(x):
-            check_dtype(self._name, x, self.weights_dtype())
+            check_dtype(self._name, x, torch.get_default_dtype() if weight is None else weight.dtype)
 
     def _check_marks(self, reset: Tensor | None, x: Tensor) -> None:
         if reset is not None and (reset.dtype != torch.bool or reset.shape != x.shape[:2]):

@@ -30,11 +30,11 @@ class Weights(NamedTuple):
     rho: Sequence[Tensor] = ()
 
 
-def why_not_described(spec: PlusSpec) -> str | None:
+def why_not_described(units_of_layers: Sequence[UnitSpec]) -> str | None:
     """None where ⊕ is made of known functions, else which unit is not."""
     unknown = [
         u.name
-        for u in spec.unit_specs
+        for u in units_of_layers
         if u.name not in POOLED
         and (u.name not in FUNCTIONS or units.ELEMENTWISE[u.name] is not FUNCTIONS[u.name].torch)
     ]
@@ -57,7 +57,7 @@ def unroll_layers(
     (T, B, n).
     """
     masks = list(masks) + [None] * (spec.depth - len(masks))
-    if (reason := why_not_described(spec)) is not None:
+    if (reason := why_not_described(spec.unit_specs)) is not None:
         check_plain(backend, f"this case: {reason}; use backend='auto'")
         A = projection.A if isinstance(projection, InputProjection) else projection
         return _by_equations(spec, A, h0, weights, reset, state_mask, masks)

@@ -92,7 +92,7 @@ def _transition(spec: ModelSpec, level: PlusSpec, number: int) -> CellDescriptio
     """With the masks that training gives it."""
     from deeprnn.backends.cuda.recurrence.schedule import NotScheduled
 
-    if (reason := why_not_described(level)) is not None:
+    if (reason := why_not_described(level.unit_specs)) is not None:
         raise NotScheduled(reason)
     masks = SequenceModel(spec, "meta", initialise=False).mask_shapes(1, 1)
     layers = [f"{number}.z{n}" in masks for n in range(1, level.depth)]

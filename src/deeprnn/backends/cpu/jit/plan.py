@@ -103,17 +103,14 @@ class Planned:
         self.table = (ctypes.c_int64 * len(self.words.words))(*self.words.words)
         """the words in memory, where machine code reads them"""
         self._call = ctypes.c_int64 * self.call_words
+        self.weights_bytes = self.weights_size * number.size
+        """packed weights of one member"""
 
     def new_call(self) -> Any:
         """A call's table, its tensors and numbers still to be filled in."""
         call = self._call()
         call[tables.Call.PLAN] = ctypes.addressof(self.table)
         return call
-
-    @property
-    def weights_bytes(self) -> int:
-        """Packed weights of one member."""
-        return self.weights_size * self.number.size
 
     def _write(self) -> None:
         header = self.words.reserve(tables.Plan.size())

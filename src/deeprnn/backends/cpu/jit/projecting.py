@@ -12,8 +12,6 @@ from deeprnn.backends.protocol import InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.wiring import projection_wiring
 from deeprnn.cells.description import CellDescription
 
-unflatten = torch._C._nn.unflatten_dense_tensors  # type: ignore[attr-defined]
-
 
 def call_of(
     cell: CellDescription, projection: InputProjection, given: Inputs, dtype: torch.dtype
@@ -43,7 +41,7 @@ def forward(case: ProjectionCase, projection: InputProjection, inputs: Inputs, k
     call, given = _given(case, projection, inputs)
     steps, batch, _ = case.shape
     results = [given.x.new_empty((steps, batch, width)) for width in call.widths(keep)]
-    call.forward(given, [x.data_ptr() for x in results], keep)
+    call.at(steps, batch).forward(given, [x.data_ptr() for x in results], keep)
     return results
 
 
@@ -60,12 +58,11 @@ def backward(
     first = 1 + len(projection.U) + len(projection.b)
     behind = first + len(inputs.states)
     wanted = any((*needed[1:first], *needed[behind : behind + len(inputs.matrices) + len(inputs.vectors)]))
-    delta, d_states, sums = call.backward(given, [x.data_ptr() for x in stored], gradients, wanted)
-    d_x = call.input_gradient(delta, given.parameters) if needed[0] else None
-    own: Sequence[Tensor | None] = [None] * len(given.parameters)
-    if sums is not None:
-        own = unflatten(sums, given.parameters)
-    return [d_x, *own[: first - 1], *d_states, *own[first - 1 :]]
+    sized = call.at(*case.shape[:2])
+    memory, made = sized.backward(given, [x.data_ptr() for x in stored], gradients, wanted)
+    d_x = sized.input_gradient(memory, given.parameters) if needed[0] else None
+    own = made or [None] * len(given.parameters)
+    return [d_x, *own[: first - 1], *sized.state_gradients(memory), *own[first - 1 :]]
 
 
 def _given(case: ProjectionCase, projection: InputProjection, inputs: Inputs) -> tuple[LayerCall, Given]:

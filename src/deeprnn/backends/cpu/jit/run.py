@@ -23,6 +23,10 @@ from deeprnn.cells.description import CellDescription, from_text
 
 POINTWISE_WORK = 16
 """multiplications that take about as long as the pointwise code of one unit"""
+MOST_CALLS = 256
+"""shapes of a program whose calls are settled: then all are forgotten"""
+FIRST_ADDRESS = Call.size()
+"""word of a call's table"""
 KEPT_WORKSPACE = 2**26
 """bytes up to which a thread keeps its memory for packed weights: fresh memory costs more than packing"""
 
@@ -79,7 +83,8 @@ class Program:
 
     def __init__(self, work: Pass):
         self.work = work
-        self.plans: dict[Any, Planned] = {}
+        self._plans: dict[Any, Planned] = {}
+        self._calls: dict[Any, _Call] = {}
         self.results = self._widths("output", "saved")
         self.carry, self.local = self._widths("carry"), self._widths("local")
         self.delta = sum(self._widths("delta"))
@@ -133,34 +138,26 @@ class Program:
         """
         if steps == 0 or batch == 0 or members == 0:
             return
-        # A step reads the state before it with that sequence's distance between rows, the first step's too.
-        absent_widths = [width for i, width in self.first_states if addresses[i] is None]
-        zero_states = dtype.itemsize * max(absent_widths, default=0)
-        zeros = zeros_address(max(self.row_bytes, batch * max(1, zero_states)))
         absent = tuple([i for i, x in enumerate(addresses) if x is None])
-        given = [zeros if x is None else x for x in addresses] if absent else addresses
+        key = dtype, steps, batch, timeless, members, absent
+        if (call := self._calls.get(key)) is None:
+            call = _Call(self, *key)
+            if len(self._calls) >= MOST_CALLS:  # sequences of ever new lengths
+                self._calls.clear()
+            self._calls[key] = call
+        call.run(addresses, distances)
 
-        def run(sharing: Sharing) -> None:
-            key = (sharing, dtype, absent, timeless)
-            planned = self.plans.get(key) or self.plans.setdefault(key, self._planned(*key))
-            weights = _workspace(members * planned.weights_bytes)
-            call = planned.new_call()
-            call[Call.STEPS], call[Call.MEMBERS] = steps, members
-            bound = [*given, zeros, weights.data_ptr()]
-            if distances:
-                bound += [*distances, 0, planned.weights_bytes]
-            call[Call.size() : Call.size() + len(bound)] = bound
-            execute(call, executor.run(machine.machine().vector_bytes), sharing.parts)
-
-        work = members * steps * batch * self.multiplications
-        share((self, dtype), batch, members, work, 0 if self.work.backward else steps, run)
-
-    def _planned(
+    def planned(
         self, sharing: Sharing, dtype: torch.dtype, absent: tuple[int, ...], timeless: tuple[int, ...]
     ) -> Planned:
-        operands = self.work.operands
-        still = [operands[i] for i in absent], [operands[i] for i in timeless]
-        return Planned(self.work, NUMBERS[dtype], sharing, *map(frozenset, still))
+        """The plan of calls that share their work like this and lack these operands."""
+        key = (sharing, dtype, absent, timeless)
+        if (found := self._plans.get(key)) is None:
+            operands = self.work.operands
+            still = [operands[i] for i in absent], [operands[i] for i in timeless]
+            made = Planned(self.work, NUMBERS[dtype], sharing, *map(frozenset, still))
+            found = self._plans.setdefault(key, made)
+        return found
 
     def _distances(self, tensors: Sequence[Tensor | None]) -> list[int]:
         """Bytes from member to member; reset marks may be shared."""
@@ -169,6 +166,51 @@ class Program:
             0 if x is None or (i == self.marks and shared) else x.stride(0) * x.element_size()
             for i, x in enumerate(tensors)
         ]
+
+
+class _Call:
+    """What calls of one shape have in common, settled once: a small one costs more before its loop than in it."""
+
+    def __init__(
+        self, program: Program, dtype: torch.dtype, steps: int, batch: int, timeless: tuple[int, ...],
+        members: int, absent: tuple[int, ...],
+    ):  # fmt: skip
+        self.program, self.dtype, self.absent, self.timeless = program, dtype, absent, timeless
+        self.steps, self.batch, self.members = steps, batch, members
+        self.work = members * steps * batch * program.multiplications
+        self.passes = 0 if program.work.backward else steps
+        # A step reads the state before it with that sequence's distance between rows, the first step's too.
+        absent_widths = [width for i, width in program.first_states if i in absent]
+        zero_states = dtype.itemsize * max(absent_widths, default=0)
+        self.zeros = zeros_address(max(program.row_bytes, batch * max(1, zero_states)))
+        self._tables: dict[Sharing, tuple[Planned, Any]] = {}
+        self._function = executor.run(machine.machine().vector_bytes)
+
+    def run(self, addresses: Sequence[int | None], distances: Sequence[int]) -> None:
+        """Run all steps; the work's sharing depends on what the machine does just now."""
+        given = [self.zeros if x is None else x for x in addresses]
+
+        def run(sharing: Sharing) -> None:
+            self._run(sharing, given, distances)
+
+        share((self.program, self.dtype), self.batch, self.members, self.work, self.passes, run)
+
+    def _run(self, sharing: Sharing, given: list[int], distances: Sequence[int]) -> None:
+        planned, table = self._tables.get(sharing) or self._tables.setdefault(sharing, self._table(sharing))
+        call = type(table).from_buffer_copy(table)
+        weights = _workspace(self.members * planned.weights_bytes)
+        bound = [*given, self.zeros, weights.data_ptr()]
+        if distances:
+            bound += [*distances, 0, planned.weights_bytes]
+        call[FIRST_ADDRESS : FIRST_ADDRESS + len(bound)] = bound
+        execute(call, self._function, sharing.parts)
+
+    def _table(self, sharing: Sharing) -> tuple[Planned, Any]:
+        """The plan, and a call's table without addresses."""
+        planned = self.program.planned(sharing, self.dtype, self.absent, self.timeless)
+        table = planned.new_call()
+        table[Call.STEPS], table[Call.MEMBERS] = self.steps, self.members
+        return planned, table
 
 
 def _dense(x: Tensor, members: int | None) -> Tensor:

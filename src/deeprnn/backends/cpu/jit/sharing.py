@@ -52,6 +52,11 @@ class MeasuredChoice:
 _CHOICES: defaultdict[Hashable, MeasuredChoice] = defaultdict(MeasuredChoice)
 
 
+def threads_that_pay(work: int) -> int:
+    """Threads for so many multiplications; one or less: no second one."""
+    return min(torch.get_num_threads(), work // WORK_PER_THREAD)
+
+
 def share(
     case: Hashable, batch: int, members: int, work: int, passes: int, run: Callable[[Sharing], None]
 ) -> None:
@@ -61,7 +66,7 @@ def share(
     besides the batch decides which way is faster.
     """
     unpacked = 0 < passes * -(-batch // TALLEST) <= UNPACKED_PASSES
-    count = min(torch.get_num_threads(), work // WORK_PER_THREAD)
+    count = threads_that_pay(work)
     if count < 2 or not threads.acquire():
         run(Sharing(batch, unpacked=unpacked))
         return
@@ -81,7 +86,7 @@ def share(
 
 def share_freely(work: int, run: Callable[[int], None]) -> None:
     """Run a call whose parts do not wait for each other, by as many threads as pay; `work` as in `share`."""
-    count = min(torch.get_num_threads(), work // WORK_PER_THREAD)
+    count = threads_that_pay(work)
     if count < 2 or not threads.acquire():
         run(1)
         return

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from deeprnn.backends.cpu.jit import machine, outer_sums
 from deeprnn.backends.cpu.jit.number import NUMBERS
-from deeprnn.backends.cpu.jit.run import execute, zeros_address
+from deeprnn.backends.cpu.jit.run import MOST_CALLS, execute, zeros_address
 from deeprnn.backends.cpu.jit.sharing import share_freely
 from deeprnn.backends.cpu.jit.tables import Call, OuterSum
 from deeprnn.backends.gradients import covered_once, shared_products
@@ -35,8 +33,9 @@ class Sum(NamedTuple):
     """of delta, the first"""
     rows: int
     right: Right
-    target: int
-    """numbers before it in the gradients"""
+    parameter: int
+    start: int
+    """numbers before it in the parameter"""
     width: int
     """columns of the parameter"""
 
@@ -54,16 +53,15 @@ def serves(wiring: Wiring) -> bool:
 
 
 class WeightSums:
-    """The gradients of all parameters of a wiring, one behind the other in one tensor."""
+    """The gradients of all parameters of a wiring."""
 
     def __init__(self, wiring: Wiring, inputs: int, dtype: torch.dtype):
-        self.wiring, self.inputs, self.number, self.dtype = wiring, inputs, NUMBERS[dtype], dtype
+        self.wiring, self.inputs, self.number = wiring, inputs, NUMBERS[dtype]
         self.cell, self.own = wiring.cell, adjoint(wiring.cell)
-        sizes = [torch.Size(shape).numel() for shape in wiring.shapes]
-        self.starts = [0, *accumulate(sizes)]
         self.sums = [*self._of_matrices(), *self._of_inputs(), *self._of_vectors()]
         self.multiplications = sum(x.rows * self._width(x.right) for x in self.sums)
-        self.table = [word for x in self.sums for word in self._words(x)]
+        self._tables: dict[tuple, tuple[Any, list[tuple[int, int, int]]]] = {}
+        self._function = outer_sums.run(self.number, machine.machine())
 
     def _of_matrices(self) -> Iterator[Sum]:
         for shared in shared_products(self.own):
@@ -72,24 +70,23 @@ class WeightSums:
             index = self.cell.outputs.index((vector.stage, vector.index)) if output else vector.index
             for segment in shared.segments:
                 width = self.cell.matrices[segment.matrix][1]
-                start = self.starts[self.wiring.matrices[segment.matrix]]
-                start += segment.row * width + segment.column
-                yield Sum(at, segment.rows, Right(vector.kind, index), start, width)
+                parameter, start = self.wiring.matrices[segment.matrix], segment.row * width + segment.column
+                yield Sum(at, segment.rows, Right(vector.kind, index), parameter, start, width)
                 at += segment.rows
 
     def _of_inputs(self) -> Iterator[Sum]:
         column = 0
         for parameter in self.wiring.U:
             height = self.wiring.shapes[parameter][0]
-            yield Sum(column, height, Right("input"), self.starts[parameter], self.inputs)
+            yield Sum(column, height, Right("input"), parameter, 0, self.inputs)
             column += height
 
     def _of_vectors(self) -> Iterator[Sum]:
         for parameter, start, count, column in self.wiring.biases:
-            yield Sum(column, count, Right("ones"), self.starts[parameter] + start, 1)
+            yield Sum(column, count, Right("ones"), parameter, start, 1)
         for (_, number), rows in self.own.vector_columns.items():
             parameter, start, count, _ = self.wiring.vectors[number]
-            yield Sum(rows.start, count, Right("ones"), self.starts[parameter] + start, 1)
+            yield Sum(rows.start, count, Right("ones"), parameter, start, 1)
 
     def _width(self, right: Right) -> int:
         if right.kind == "state":
@@ -110,28 +107,51 @@ class WeightSums:
 
     def run(
         self, delta: int, x: int, states: Sequence[int | None], outputs: Sequence[int], marks: int | None,
-        steps: int, batch: int,
-    ) -> Tensor:  # fmt: skip
-        """All gradients: what is given are addresses of contiguous tensors, None for states that are zeros."""
-        word, size, count = OuterSum, self.number.size, steps * batch
-        gradients = torch.empty(self.starts[-1], dtype=self.dtype)
-        out, at = gradients.data_ptr(), Call.size()
-        call: Any = (ctypes.c_int64 * (at + len(self.table)))()
+        gradients: Sequence[int], steps: int, batch: int,
+    ) -> None:  # fmt: skip
+        """Fill `gradients`, one of each parameter; all are addresses of contiguous tensors, None for zeros."""
+        key = steps, batch, tuple([h is None for h in states])
+        if (known := self._tables.get(key)) is None:
+            if len(self._tables) >= MOST_CALLS:  # sequences of ever new lengths
+                self._tables.clear()
+            known = self._tables[key] = self._table(*key)
+        table, places = known
+        call = type(table).from_buffer_copy(table)
+        given = [delta, x, marks or 0, *states, *outputs, *gradients]
+        for word, number, offset in places:
+            call[word] = given[number] + offset
+        work = steps * batch * self.multiplications
+        share_freely(work, lambda parts: execute(call, self._function, parts))
+
+    def _table(
+        self, steps: int, batch: int, absent: Sequence[bool]
+    ) -> tuple[Any, list[tuple[int, int, int]]]:
+        """A call's table without addresses, and where they belong: (word, number of what is given, bytes behind it)."""
+        word, size, at = OuterSum, self.number.size, Call.size()
+        call: Any = (ctypes.c_int64 * (at + word.size() * len(self.sums)))()
         call[Call.PARTS], call[Call.STEPS] = 1, len(self.sums)
-        call[at : at + len(self.table)] = self.table
+        delta, x, marks, first_state = range(4)
+        first_output = first_state + len(self.cell.states)
+        first_gradient = first_output + len(self.cell.outputs)
+        places: list[tuple[int, int, int]] = []
         for one in self.sums:
-            call[at + word.LEFT], call[at + word.COUNT] = delta + one.column * size, count
-            call[at + word.OUT] = out + one.target * size
+            call[at : at + word.size()] = self._words(one)
+            call[at + word.COUNT] = steps * batch
+            places.append((at + word.LEFT, delta, one.column * size))
+            places.append((at + word.OUT, first_gradient + one.parameter, one.start * size))
             kind, index = one.right
             if kind == "state":
-                first, row = states[index], call[at + word.RIGHT_ROW]
-                call[at + word.RIGHT] = outputs[self.cell.outputs.index(self.cell.new_states[index])]
-                call[at + word.HEAD] = zeros_address(row) if first is None else first
-                call[at + word.HEAD_ROW], call[at + word.HEAD_COUNT] = (0 if first is None else row), batch
-                call[at + word.MARKS] = marks or 0
+                row, before = call[at + word.RIGHT_ROW], self.cell.new_states[index]
+                places.append((at + word.RIGHT, first_output + self.cell.outputs.index(before), 0))
+                places.append((at + word.MARKS, marks, 0))
+                call[at + word.HEAD_COUNT] = batch
+                if absent[index]:
+                    call[at + word.HEAD] = zeros_address(row)
+                else:
+                    call[at + word.HEAD_ROW] = row
+                    places.append((at + word.HEAD, first_state + index, 0))
             elif kind != "ones":
-                call[at + word.RIGHT] = call[at + word.HEAD] = x if kind == "input" else outputs[index]
+                right = x if kind == "input" else first_output + index
+                places += [(at + word.RIGHT, right, 0), (at + word.HEAD, right, 0)]
             at += word.size()
-        function = outer_sums.run(self.number, machine.machine())
-        share_freely(count * self.multiplications, lambda parts: execute(call, function, parts))
-        return gradients
+        return call, places
