@@ -18,7 +18,7 @@ from deeprnn.backends.cpu.jit.plan import Sharing
 from deeprnn.backends.cpu.jit.tables import TALLEST
 
 WORK_PER_THREAD = 4_000_000
-"""multiplications, some 30 µs of a core's time, below which a second thread costs more than it brings: where other
+"""multiplications, some 80 µs at a core's peak, below which a second thread costs more than it brings: where other
 programs keep the cores busy, waiting for it takes milliseconds"""
 ROWS_PER_THREAD = 6
 """from here on threads that take rows reach the processor's peak"""
