@@ -9,12 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
 from deeprnn import __version__, launcher
 from deeprnn.console import PrintableFormatter, printable, two_columns
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.files import NO_ROOM
 
 # name -> (module:class, one line); the module is imported only when its command runs.
@@ -90,8 +89,7 @@ def find(argv: Sequence[str]) -> tuple[str, list[str]]:
         if len(argv) == 1:
             raise UserError(members(argv[0]))
         raise UserError(f"unknown command 'deeprnn {argv[0]} {argv[1]}': known are {', '.join(family)}")
-    near = get_close_matches(argv[0], [n.split()[0] for n in COMMANDS], n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    hint = did_you_mean(argv[0], [n.split()[0] for n in COMMANDS])
     raise UserError(f"unknown command {argv[0]!r}{hint}: 'deeprnn --help' lists them")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from deeprnn.data import MusicData, TextData
@@ -102,9 +102,7 @@ def _piece(run: Run, split: str, which: str) -> np.ndarray:
             )
         return songs[int(which) - 1]
     if which not in names:
-        from difflib import get_close_matches
-
-        near = get_close_matches(which, names, n=3) or names[:3]
+        near = nearest(which, names, count=3) or names[:3]
         raise UserError(f"{data.name} has no {split} piece {which!r}: near are {', '.join(near)}")
     return songs[names.index(which)]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deeprnn.backends.transformations import nothing_around
-from deeprnn.errors import UserError, nearest
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model.equations import nade_logits
 from deeprnn.model.nade_loss import nade_nats
 from deeprnn.model.operator_specs import PredictSettings, PredictSpec
@@ -185,9 +185,8 @@ def _chances(logits: Tensor, temperature: float) -> Tensor:
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     """An unknown keyword is an error that names this class's own."""
-    own = ("hidden_size", *PredictSettings.__annotations__, "device", "dtype", "initialise")
+    accepted = ("hidden_size", *PredictSettings.__annotations__, "device", "dtype", "initialise")
     for name in settings:
         if name not in PredictSettings.__annotations__:
-            near = nearest(name, list(own))
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise UserError(f"NadePredict: unknown argument {name!r}{hint}: known are {', '.join(own)}")
+            hint = did_you_mean(name, accepted)
+            raise UserError(f"NadePredict: unknown argument {name!r}{hint}: known are {', '.join(accepted)}")

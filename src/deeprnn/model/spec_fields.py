@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model.units import Unit, named
 
 T = TypeVar("T")
@@ -80,8 +79,7 @@ def read(cls: type[T], data: dict[str, Any]) -> T:
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in mapping(cls.__name__, data):
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(key, known)
             raise UserError(f"{cls.__name__}: unknown field {key!r}{hint}: known are {', '.join(known)}")
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING

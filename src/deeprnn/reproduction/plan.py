@@ -5,11 +5,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model import paper
 from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import Entry
@@ -109,8 +108,7 @@ def wanted(only: Sequence[str] = (), extras: bool = False) -> list[str]:
         matching = [n for n in pool if n == word or n.split("/")[0] == word or fnmatch.fnmatchcase(n, word)]
         if not matching:
             names = [*paper.INPUTS, *everything]
-            near = get_close_matches(word, names, n=1, cutoff=0.4)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(word, names, cutoff=0.4)
             raise UserError(f"--only {word!r} matches nothing{hint}: use a data set ({', '.join(paper.INPUTS)}), "
                             f"or data/model with model one of {', '.join([*paper.LABELS, *EXTRAS])}")  # fmt: skip
         out += [n for n in matching if n not in out]

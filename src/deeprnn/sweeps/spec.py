@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from deeprnn.errors import UserError, nearest
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.sweeps.space import CHECKED, Space, check_recipe, read_space
 from deeprnn.training.defaults import resolve
 from deeprnn.training.recipe import Recipe, override, to_toml
@@ -75,8 +75,7 @@ def load_spec(what: str | Path) -> Spec:
     if not path.is_file():
         known = packaged()
         if str(what).removesuffix(".toml") not in known:
-            near = nearest(str(what), known)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(str(what), known)
             raise UserError(
                 f"no sweep {str(what)!r}{hint}: give a .toml file, a sweep's folder or a packaged one, "
                 "such as paper/jsb/rnn"
@@ -92,8 +91,7 @@ def read_spec(tables: Mapping[str, Any], folder: Path | None = None) -> Spec:
     """A sweep from plain tables; the recipe's file is looked for in `folder` too."""
     for key in tables:
         if key not in FIELDS:
-            near = nearest(key, FIELDS)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(key, FIELDS)
             raise UserError(f"unknown field {shown(key)} of a sweep{hint}: known are {', '.join(FIELDS)}")
     for key in ("space", "override"):
         if not isinstance(tables.get(key, {}), Mapping):
@@ -132,8 +130,7 @@ def make_spec(recipe: Recipe, tables: Mapping[str, Any]) -> Spec:
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:
     if value not in known:
-        near = nearest(str(value), known)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(str(value), known)
         raise UserError(f"{name} must be one of {', '.join(known)}, got {shown(value)}{hint}")
     return value
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.cells import lookup
-from deeprnn.errors import UserError, nearest
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.reproduction.identity import identity
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import Recipe, SavePart, load_recipe, override
@@ -112,8 +112,7 @@ class Study:
         for word in only:
             if not any(_is_named(c, data, word) for c, data in out):
                 known = [*dict.fromkeys(data for _, data in out), *(f.name for f in self.families)]
-                near = nearest(word.partition("/")[0], known)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                hint = did_you_mean(word.partition("/")[0], known)
                 raise UserError(
                     f"--only {word!r} names nothing of the study {self.name}{hint}: use {', '.join(known)}, "
                     "family/data or family/data/contender"
@@ -208,8 +207,7 @@ def read_study(name_or_path: str) -> Study:
     known = packaged_studies()
     path = Path(name_or_path) if name_or_path.endswith(".toml") else known.get(name_or_path)
     if path is None or not path.is_file():
-        near = nearest(name_or_path, list(known))
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name_or_path, known)
         raise UserError(
             f"no study {name_or_path!r}{hint}: known are {', '.join(known)}, or give a .toml file"
         )

@@ -13,13 +13,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from deeprnn.cells import lookup
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model.init import InitSpec
 from deeprnn.model.models import assemble
 from deeprnn.model.specs import Dropout, ModelSpec
@@ -375,8 +374,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
         known = packaged()
         short = text.removesuffix(".toml").removeprefix("./").removeprefix("recipes/")
         if short not in known:
-            near = get_close_matches(short, known, n=1, cutoff=0.4)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(short, known, cutoff=0.4)
             raise UserError(
                 f"no recipe {text!r}{hint}: give a .toml file, or a packaged one by name, such as paper/jsb/dots"
             )
