@@ -22,13 +22,13 @@ from deeprnn.reproduction.job import Place, Say, run_job
 from deeprnn.reproduction.plan import Job, JobPlan, make_plan, spans, wanted
 from deeprnn.reproduction.times import estimate, makespan, next_job, ordered
 from deeprnn.runs.locking import lock_of_the_dead
-from deeprnn.sweeps.engines import ASK, Board, Engine, Lost, Wish, make_engine
+from deeprnn.sweeps.engines import INTERRUPT_POLL, Board, Engine, InterruptFlag, WorkerLost, make_engine
 from deeprnn.training.loop import NonFinite
 from deeprnn.training.recipe import DataPart, Recipe, parse_value
 from deeprnn.training.saving import catch_signals
 
 ROOT = Path("runs/reproduce")
-TICK = 0.5
+POLL_SECONDS = 0.5
 """seconds between two checks of the clock"""
 MOST_SEEDS = 1000
 """of a cell: more is a slip of the keyboard"""
@@ -226,7 +226,7 @@ class _Runner:
                     self.running[self._submit(engine, job)] = job
                 if not self.running:
                     break
-                done, _ = wait(self.running, timeout=TICK, return_when=FIRST_COMPLETED)
+                done, _ = wait(self.running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                 for future in done:
                     self._ended(future, self.running.pop(future))
         self.outcome.unfinished += [job.name for job in self.waiting]
@@ -242,7 +242,7 @@ class _Runner:
             self.budget_over = True
         if over or self.received:  # why it is comes before the wish itself, which a thread sees at once
             recorded = self.budget_over and self.settings.record_cut_off
-            with suppress(Lost):  # then the jobs are lost too, and say so
+            with suppress(WorkerLost):  # then the jobs are lost too, and say so
                 engine.board.interrupt(f"cut off when {budget:g} minutes had passed" if recorded else "")
         if over:
             self.received.append(int(signal.SIGTERM))
@@ -254,7 +254,7 @@ class _Runner:
     def _ended(self, future: Future[bool], job: Job) -> None:
         error = future.exception()
         if error is not None:  # one job's failure costs the others nothing
-            plain = isinstance(error, UserError | Lost)
+            plain = isinstance(error, UserError | WorkerLost)
             told = str(error) if plain else "".join(traceback.format_exception(error))
             self.outcome.failed[job.name] = told.strip()
             if isinstance(error, NonFinite):
@@ -293,7 +293,7 @@ def _train(
 ) -> bool:
     """A job as an engine's work; on a cluster a later attempt goes on from what an earlier one saved."""
     if received is None:
-        received = Wish(board.interrupted, ASK)
+        received = InterruptFlag(board.interrupted, INTERRUPT_POLL)
     if settings.engine == "ray":
         with lock_of_the_dead(folder, received):
             pass  # the job itself would not wait for the worker of an attempt that died
