@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show_check(entries: list[dict[str, Any]]) -> None:
-    """A table of sets and what is to be said about them."""
+    """A table of sets, and below it a line for each that is missing, unreadable or has duplicates."""
     headings = ("set", "split", "songs", "frames/tokens", "density", "size", "sha256")
     rows: list[tuple[str, ...]] = []
     notes = []

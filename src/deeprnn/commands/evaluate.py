@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from deeprnn.commands.train import set_threads
+from deeprnn.commands.training import set_threads
 from deeprnn.errors import UserError
 
 if TYPE_CHECKING:

@@ -72,8 +72,8 @@ class Report:
         if self.json:
             print(json.dumps([row.to_dict() for row in table], indent=1, ensure_ascii=False))
         else:
-            told = tables.cells_text(table, width()) if self.cells else tables.text_tables(entries, width())
-            print(printable(told))
+            text = tables.cells_text(table, width()) if self.cells else tables.text_tables(entries, width())
+            print(printable(text))
         return 0
 
     def _page(self) -> int:

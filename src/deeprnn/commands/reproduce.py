@@ -81,13 +81,15 @@ class Reproduce:
         return conclude(outcome, ", ".join(outcome.unfinished))
 
     def _settings(self) -> Settings:
-        """What the runner is told."""
+        """The options as the runner takes them."""
         from deeprnn.reproduction.entries import FOLDER
         from deeprnn.reproduction.run import ROOT, Settings, default_jobs, parse_seeds
         from deeprnn.training.session import pick_device
 
-        ahead = self.plan and self.device.startswith("cuda")  # the time on a GPU, wherever the plan is shown
-        device = self.device if ahead else str(pick_device(self.device))
+        elsewhere = self.plan and self.device.startswith(
+            "cuda"
+        )  # the time on a GPU, wherever the plan is shown
+        device = self.device if elsewhere else str(pick_device(self.device))
         jobs = self.jobs if self.jobs is not None else default_jobs(device)
         root = self.runs or (Path("runs/fresh") if self.fresh else ROOT)
         return Settings(
