@@ -20,6 +20,7 @@ from deeprnn.render.midi import check_playing
 from deeprnn.render.notes import held_notes
 
 ROW = 512  # samples to a row of the matrix product
+ECHO = 1.1  # seconds of the room's
 PEAK = 0.89  # -1 dB: converters downstream keep some headroom
 
 
@@ -198,13 +199,13 @@ class _Partials:
 class _Room:
     """A small hall: the sound convolved with decaying noise, a different one for each ear."""
 
-    def __init__(self, amount: float, rate: int, seconds: float = 1.1) -> None:
+    def __init__(self, amount: float, rate: int) -> None:
         self.amount = amount
-        n = round(seconds * rate)
+        n = round(ECHO * rate)
         self.step = 1 << n.bit_length()  # samples to a block: more than the echo is long
         time = np.arange(n) / rate
         noise = np.random.default_rng(1).standard_normal((2, n))
-        response = noise * np.exp(-6.0 * time / seconds) * (time > 0.012)
+        response = noise * np.exp(-6.0 * time / ECHO) * (time > 0.012)
         # The walls swallow high tones: a short running mean darkens the echo.
         width = max(1, rate // 6000)
         response = np.stack([np.convolve(side, np.ones(width) / width, "same") for side in response])

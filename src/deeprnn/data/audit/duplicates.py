@@ -76,12 +76,12 @@ def near_duplicates(
     return [replace(nearest[piece], others=len(matches[piece])) for piece in sorted(matches)]
 
 
-def shared_passages(mine: Pieces, theirs: Pieces, length: int = PASSAGE) -> np.ndarray:
-    """Which frames of `mine` lie in a passage that `theirs` has, too, in whatever key: (frames,) bool."""
-    ours = _varied(mine, mine.windows(length))
-    known = np.unique(_varied(theirs, theirs.windows(length)).key)
-    at = (mine.starts[ours.piece] + ours.start)[np.isin(ours.key, known)]
-    return _covered(at, length, len(mine.values))
+def shared_passages(pieces: Pieces, others: Pieces) -> np.ndarray:
+    """Which frames of `pieces` lie in a passage that `others` have, too, in whatever key: (frames,) bool."""
+    windows = _varied(pieces, pieces.windows(PASSAGE))
+    known = np.unique(_varied(others, others.windows(PASSAGE)).key)
+    at = (pieces.starts[windows.piece] + windows.start)[np.isin(windows.key, known)]
+    return _covered(at, PASSAGE, len(pieces.values))
 
 
 def _covered(starts: np.ndarray, length: int, size: int) -> np.ndarray:

@@ -113,13 +113,13 @@ class Audit:
         ]
         return sorted(set(songs))
 
-    def clean(self, split: str, against: str = "train", melodies: bool = False) -> np.ndarray:
-        """Which frames or symbols of a split belong to no near-duplicate: (symbols,) bool.
+    def clean(self, split: str, melodies: bool = False) -> np.ndarray:
+        """Which frames or symbols of a split belong to no near-duplicate of the training part: (symbols,) bool.
 
         With `melodies` also to no song whose highest notes have one.
         """
         keep = np.ones(self.sizes[split], bool)
-        duplicates = self.same_melody(split, against) if melodies else self.flagged(split, against)
+        duplicates = self.same_melody(split) if melodies else self.flagged(split)
         for start, stop in self.spans[split][duplicates]:
             keep[start:stop] = False
         return keep
