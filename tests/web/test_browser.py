@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from deeprnn.render import midi_bytes
-from deeprnn.runs.folder import change_run
+from deeprnn.runs.run_files import change_run
 from deeprnn.web.limits import Limits
 from tests.web.browser import Browser, launch
 from tests.web.conftest import Server, serve

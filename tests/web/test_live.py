@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deeprnn.runs.folder import change_run
+from deeprnn.runs.run_files import change_run
 from deeprnn.web.limits import Limits
 from deeprnn.web.live import Tail
 from tests.web.conftest import Server, serve
