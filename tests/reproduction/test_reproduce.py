@@ -16,14 +16,15 @@ from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.model import paper
 from deeprnn.reproduction import plan as planning
-from deeprnn.reproduction import run as running
+from deeprnn.reproduction import runner as running
 from deeprnn.reproduction import tables
 from deeprnn.reproduction.entries import groups, read_ledger, record
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.job import Place, run_job
 from deeprnn.reproduction.kernels import Loop
 from deeprnn.reproduction.plan import Job, changed, make_plan, recipe_for, wanted
-from deeprnn.reproduction.run import Outcome, Settings, _Runner, reproduce
+from deeprnn.reproduction.run import reproduce
+from deeprnn.reproduction.runner import Outcome, Runner, Settings
 from deeprnn.reproduction.times import cpu_update, estimate, makespan, ordered
 from deeprnn.runs import checkpoint, ledger
 from deeprnn.runs.folder import Run
@@ -92,11 +93,11 @@ def test_what_wants_the_whole_card_has_it_to_itself(loop, tmp_path: Path, monkey
     assert [job.alone for job in plan.jobs] == [True, False, True]
     cases = [("cuda", star, []), ("cuda:1", star, []), ("cpu", star, [shallow, other])]
     for device, busy, allowed in [*cases, ("cuda", shallow, []), ("cpu", shallow, [star, other])]:
-        runner = _Runner(Settings(device=device), plan, print, lambda: None, [], Outcome())
+        runner = Runner(Settings(device=device), plan, print, lambda: None, [], Outcome())
         runner.waiting.remove(busy)
         runner.running[Future()] = busy
         assert _started(runner) == allowed
-    runner = _Runner(Settings(device="cuda"), plan, print, lambda: None, [], Outcome())
+    runner = Runner(Settings(device="cuda"), plan, print, lambda: None, [], Outcome())
     assert runner._ready() is not None, "nothing runs: anything may begin"
 
 
@@ -107,7 +108,7 @@ def test_narrow_models_come_first_and_two_wide_ones_beside_them(
         [f"{data}/{kind}" for data in paper.INPUTS for kind in ("rnn", "dts")], [], tmp_path
     ).jobs
     own_loop(monkeypatch, jobs, rnn=NARROW, dts=WIDE)
-    runner = _Runner(Settings(device="cuda"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
+    runner = Runner(Settings(device="cuda"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
     kinds = []
     while job := runner._ready():
         kinds.append(job.recipe.model.kind)
@@ -116,7 +117,7 @@ def test_narrow_models_come_first_and_two_wide_ones_beside_them(
     assert kinds == ["rnn"] * 5 + ["dts"] * 2
     runner.running = {f: j for f, j in runner.running.items() if j.wide}
     assert len(_started(runner)) == 3, "with no narrow one beside them wide ones may be more"
-    free = _Runner(Settings(device="cpu"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
+    free = Runner(Settings(device="cpu"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
     assert free._ready() is jobs[0], "on a CPU there is nothing to share"
 
 
@@ -131,7 +132,7 @@ def test_every_cell_of_the_paper_has_persistent_kernels(tmp_path: Path):
     assert hidden[0].loop.share == 1.0, "these weights need all processors"
 
 
-def _started(runner: _Runner) -> list:
+def _started(runner: Runner) -> list:
     """The jobs that may begin, each beside those that run now."""
     ready = []
     while job := runner._ready():
@@ -290,7 +291,7 @@ def test_without_a_ledger_one_seed_of_everything_is_expected_to_take_what_it_too
 def test_on_a_gpu_four_populations_share_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("deeprnn.training.session.pick_device", lambda name: "cuda")
+    monkeypatch.setattr("deeprnn.training.loading.pick_device", lambda name: "cuda")
     place = ["--ledger", str(tmp_path), "--runs", str(tmp_path)]
     assert main(["reproduce", "--plan", "--only", "jsb", *place]) == 0
     assert "6 populations on cuda, 4 at once" in capsys.readouterr().out

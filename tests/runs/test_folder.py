@@ -21,9 +21,10 @@ from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.files import DiskFull, write_atomically
 from deeprnn.runs import checkpoint, ledger, provenance
-from deeprnn.runs.folder import Run, best_member, change_run, list_runs, load_run, new_folder
+from deeprnn.runs.folder import Run, best_member, list_runs, load_run, new_folder
 from deeprnn.runs.locking import lock
 from deeprnn.runs.provenance import commit
+from deeprnn.runs.run_files import change_run
 from deeprnn.runs.summary import summary
 from deeprnn.training import saving
 from deeprnn.training.evaluate import evaluate
@@ -332,7 +333,7 @@ def test_a_vocabulary_that_is_not_the_model_s_is_told_in_words(tmp_path, content
 
 
 def test_a_curve_without_an_end_is_not_read(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("deeprnn.runs.folder.MOST_METRICS", 1000)
+    monkeypatch.setattr("deeprnn.runs.run_files.MOST_METRICS", 1000)
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     (folder / "metrics.jsonl").write_text('{"epoch": 1, "valid": 1.0}\n' * 100)
     with pytest.raises(UserError, match="larger than 1,000 bytes"):

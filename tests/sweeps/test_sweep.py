@@ -24,7 +24,7 @@ from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.files import DiskFull
 from deeprnn.runs.locking import lock
-from deeprnn.sweeps import coordinator, worker
+from deeprnn.sweeps import coordinator
 from deeprnn.sweeps import pack as packs
 from deeprnn.sweeps.engines import WorkerLost
 from deeprnn.sweeps.engines.local import LocalEngine
@@ -35,6 +35,7 @@ from deeprnn.sweeps.spec import load_spec
 from deeprnn.sweeps.storage import Store
 from deeprnn.sweeps.study import Study, best
 from deeprnn.sweeps.winner import score_winner, write_winner
+from deeprnn.training import loading
 from deeprnn.training.recipe import load_recipe, override
 from deeprnn.training.session import run_recipe
 from tests.small_runs import text_file
@@ -89,8 +90,8 @@ def test_a_finished_sweep_runs_nothing_again_and_more_trials_are_added(tmp_path)
 
 def test_its_data_are_read_once(tmp_path, monkeypatch):
     """And what they are warned of is told once."""
-    load, read = worker.session.load_data, []
-    monkeypatch.setattr(worker.session, "load_data", lambda part: read.append(part) or load(part))
+    load, read = loading.load_data, []
+    monkeypatch.setattr(loading, "load_data", lambda part: read.append(part) or load(part))
     sweep(spec(trials=2), tmp_path, pack=1)
     assert len(read) == 1
 

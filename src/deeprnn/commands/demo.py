@@ -39,8 +39,8 @@ class Demo:
         from deeprnn.commands.training import set_threads, train_recipe
         from deeprnn.console import console, styled
         from deeprnn.runs.folder import new_folder
+        from deeprnn.training.loading import load_data
         from deeprnn.training.recipe import load_recipe, override
-        from deeprnn.training.session import load_data
 
         screen = console()
         set_threads(self.threads)

@@ -53,8 +53,8 @@ class Evaluate:
         from deeprnn.commands import run_view
         from deeprnn.runs.folder import load_run
         from deeprnn.training.evaluate import evaluate
+        from deeprnn.training.loading import load_data, pick_device
         from deeprnn.training.recipe import Recipe
-        from deeprnn.training.session import load_data, pick_device
 
         set_threads(self.threads)
         trained = load_run(self.run_folder)

@@ -30,8 +30,8 @@ def table1_rows() -> list[dict]:
 
 def show_table1(as_json: bool) -> int:
     """Print Table 1; the exit status tells whether every count agrees."""
+    from deeprnn.model.notation import short_count
     from deeprnn.model.paper import LABELS
-    from deeprnn.model.structure import short_count
 
     rows = table1_rows()
     agree = all(short_count(row["parameters"]) == row["paper"] for row in rows)
@@ -58,7 +58,8 @@ def show_model(spec: ModelSpec) -> None:
     """Equations, matrices and counts for a person."""
     from rich.table import Table
 
-    from deeprnn.model.structure import dissect, equations, label, short_count, symbol
+    from deeprnn.model.notation import equations, label, short_count, symbol
+    from deeprnn.model.structure import dissect
 
     anatomy, out = dissect(spec), console()
     out.print(f"{label(spec)}\n", style="bold")
@@ -87,7 +88,8 @@ def show_model(spec: ModelSpec) -> None:
 
 def show_json(spec: ModelSpec) -> None:
     """The same as one JSON document."""
-    from deeprnn.model.structure import dissect, equations, label
+    from deeprnn.model.notation import equations, label
+    from deeprnn.model.structure import dissect
 
     anatomy = dissect(spec)
     matrices = [

@@ -120,8 +120,8 @@ def apply(recipe: Recipe, overrides: Sequence[tuple[str, str]]) -> Recipe:
 
 def _shape(recipe: Recipe) -> str:
     """What a model is called by its levels and its output function; what stands below them has no part in it."""
+    from deeprnn.model.notation import short_name
     from deeprnn.model.specs import Dropout
-    from deeprnn.model.structure import short_name
 
     model = replace(recipe.model, embedding=0, tied=False)
     return short_name(model.spec(1, False, Dropout()))

@@ -51,9 +51,10 @@ class Resume:
         """Take the run up where its newest whole checkpoint stands."""
         from deeprnn.commands.training import set_threads, train_recipe
         from deeprnn.errors import UserError
+        from deeprnn.training.loading import pick_device
         from deeprnn.training.ranks import joined, own_device
         from deeprnn.training.recipe import Recipe, override
-        from deeprnn.training.session import pick_device, recipe_of
+        from deeprnn.training.session import recipe_of
 
         for name, _ in self.overrides:
             if not name.startswith(("stop.", "save.")):

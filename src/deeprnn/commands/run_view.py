@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from deeprnn.console import console, styled, width
 from deeprnn.errors import need
 from deeprnn.model import metrics
-from deeprnn.training import saving
+from deeprnn.training import run_folders
 
 if TYPE_CHECKING:
     from deeprnn.training.loop import Trainer
@@ -43,7 +43,7 @@ class RunView:
         self.screen.print(
             styled(
                 (str(folder), "bold"),
-                f": {count}{saving.label(t.recipe)} of {t.layout.total:,} parameters on {t.data.name}, "
+                f": {count}{run_folders.label(t.recipe)} of {t.layout.total:,} parameters on {t.data.name}, "
                 f"{t.length:,} updates an epoch, {t.device} ({metrics.HEADLINE[t.data.kind].name}{paper})",
             )
         )

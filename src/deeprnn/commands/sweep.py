@@ -114,9 +114,9 @@ def search(spec: Spec, folder: Path, options: Any) -> int:
     from deeprnn.sweeps.html import write_page
     from deeprnn.sweeps.run import Settings, default_pack, run_sweep
     from deeprnn.sweeps.winner import score_winner
+    from deeprnn.training.loading import pick_device, rooted
     from deeprnn.training.recipe import override
     from deeprnn.training.saving import catch_signals
-    from deeprnn.training.session import pick_device, rooted
 
     if options.trials is not None:
         if options.trials < 1:

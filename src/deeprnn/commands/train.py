@@ -105,9 +105,9 @@ class Train:
         from deeprnn.console import console
         from deeprnn.runs.folder import new_folder
         from deeprnn.training.defaults import resolve
+        from deeprnn.training.loading import load_data, pick_device, rooted
         from deeprnn.training.ranks import joined, own_device
         from deeprnn.training.recipe import override
-        from deeprnn.training.session import load_data, pick_device, rooted
 
         set_threads(self.threads)
         device = own_device(pick_device(self.device))  # before there is a folder

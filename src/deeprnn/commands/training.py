@@ -51,7 +51,7 @@ def train_recipe(
     from deeprnn.reproduction.entries import record
     from deeprnn.runs import ledger
     from deeprnn.runs.summary import summary
-    from deeprnn.training import saving, session, tracking
+    from deeprnn.training import loading, saving, session, tracking
     from deeprnn.training.ranks import Ranks
 
     ranks = ranks or Ranks()
@@ -75,7 +75,7 @@ def train_recipe(
                 recipe,
                 folder,
                 data=data,
-                device=device or session.pick_device(options.device),
+                device=device or loading.pick_device(options.device),
                 watch=watch,
                 new=new,
                 choose_threads=not options.threads,

@@ -20,8 +20,8 @@ def run_data(run: Run) -> MusicData | TextData:
     """The data a run may see (a search's: no test part), read again; a UserError where it is not to be found."""
     from deeprnn.data import TextData
     from deeprnn.training.evaluate import visible
+    from deeprnn.training.loading import load_data
     from deeprnn.training.recipe import Recipe
-    from deeprnn.training.session import load_data
 
     recipe = Recipe.from_dict(run.recipe)
     part = recipe.data

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deeprnn.files import write_atomically
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
-from deeprnn.model.structure import short_count
+from deeprnn.model.notation import short_count
 from deeprnn.render.curves import legend, series
 from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
 from deeprnn.reproduction.cells import Row, rows

@@ -19,7 +19,7 @@ from deeprnn.runs.folder import Run
 from deeprnn.training.members import members_of
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import Recipe, load_recipe, override, packaged, parse_value
-from deeprnn.training.saving import member_recipe
+from deeprnn.training.run_folders import member_recipe
 
 SEEDS = {"music": 5, "text": 3}
 """seeds of a cell unless --seeds says otherwise"""

@@ -26,9 +26,10 @@ from deeprnn.runs.folder import Run, load_run
 from deeprnn.runs.locking import InUse, lock, lock_of_the_dead
 from deeprnn.runs.reading import read_json
 from deeprnn.sweeps.storage import Store
-from deeprnn.training import memory, saving, session
+from deeprnn.training import memory, run_folders, saving, session
 from deeprnn.training.cuda_graph import SETUP, on_own_stream
 from deeprnn.training.evaluate import Data
+from deeprnn.training.loading import load_data
 from deeprnn.training.lockstep import shared_recipe
 from deeprnn.training.loop import NonFinite, Trainer
 from deeprnn.training.pretrain import first_stage
@@ -137,7 +138,7 @@ def train_pack(
         for home in homes:
             home.mkdir(parents=True, exist_ok=True)
         shared = without_test(shared_recipe(pack.recipes))
-        data = data or session.load_data(shared.data)
+        data = data or load_data(shared.data)
         memory.check(replace(shared, seeds=tuple(range(len(pack.recipes)))), data, device)
         start = _starts(pack.recipes, root, data, device, received)
         with SETUP:
@@ -272,7 +273,7 @@ def _starts(
         except NoWholeCheckpoint:
             with suppress(InUse), lock(folder):
                 _discard_state(folder)
-    homes = saving.member_folders(stage, folder)
+    homes = run_folders.member_folders(stage, folder)
     sources = {
         seed: None if result is None else Source.of(Run(home))
         for seed, home, result in zip(stage.seeds, homes, results, strict=True)

@@ -14,7 +14,7 @@ from deeprnn.sweeps.folder import SWEEP, open_study, write_sweep
 from deeprnn.sweeps.spec import Spec
 from deeprnn.sweeps.storage import Store
 from deeprnn.sweeps.study import Study, Trial
-from deeprnn.sweeps.worker import forget_data, load_data
+from deeprnn.training.loading import forget_data, load_data_once
 
 __all__ = ["Outcome", "Settings", "SweepObserver", "default_pack", "outcome_of", "run_sweep"]
 
@@ -47,7 +47,7 @@ def run_sweep(
     folder = settings.folder
     forget_data()  # files may have changed since another sweep of this process
     if not (folder / SWEEP).exists():
-        load_data(spec.recipe)  # what cannot be read is an error before there is a folder
+        load_data_once(spec.recipe.data)  # what cannot be read is an error before there is a folder
     with lock(folder):
         study = open_study(spec, folder, settings.storage)
         with study.answering():
@@ -55,7 +55,7 @@ def run_sweep(
             outcome = outcome_of(study)
             if outcome.finished:
                 return outcome
-            load_data(spec.recipe)
+            load_data_once(spec.recipe.data)
             store = Store(settings.store) if settings.store else None
             if store is not None:
                 store.check()

@@ -11,16 +11,16 @@ from deeprnn.files import write_atomically, write_json
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.runs.checkpoint import load_best
-from deeprnn.runs.folder import now
 from deeprnn.runs.locking import lock
+from deeprnn.runs.run_files import now
 from deeprnn.sweeps.folder import SWEEP, open_study
 from deeprnn.sweeps.pack import trial_folder
 from deeprnn.sweeps.run import Outcome, outcome_of
 from deeprnn.sweeps.spec import Spec
 from deeprnn.sweeps.study import Study, Trial, best
 from deeprnn.training.evaluate import evaluate, scorable
+from deeprnn.training.loading import load_data
 from deeprnn.training.recipe import to_toml
-from deeprnn.training.session import load_data
 
 
 def write_winner(spec: Spec, folder: Path, trials: list[Trial]) -> Path | None:

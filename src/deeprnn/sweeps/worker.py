@@ -1,19 +1,16 @@
-"""In a worker: train a pack, report its epochs to the board, and read each data set once."""
+"""In a worker: train a pack, and report its epochs to the board."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from deeprnn.sweeps.engines import INTERRUPT_POLL, Board, InterruptFlag
 from deeprnn.sweeps.pack import Pack, Result, train_pack
 from deeprnn.sweeps.storage import Store
-from deeprnn.training import saving, session
-from deeprnn.training.recipe import DataPart, Recipe
+from deeprnn.training import saving
+from deeprnn.training.loading import load_data_once
 
 
 def train_and_report(
@@ -26,7 +23,7 @@ def train_and_report(
             pack,
             Path(root),
             device,
-            data=load_data(pack.recipes[0]),
+            data=load_data_once(pack.recipes[0].data),
             report=lambda rows: report(pack.number, rows),
             received=InterruptFlag(board.interrupted, 0.0 if isinstance(board, Board) else INTERRUPT_POLL),
             stopped=stopped,
@@ -34,22 +31,3 @@ def train_and_report(
         )
     except saving.Interrupted:
         return None
-
-
-_LOADING = Lock()
-
-
-def load_data(recipe: Recipe) -> Any:
-    """What a recipe trains on, read once, and its warnings told once, by the coordinator and its threads together."""
-    with _LOADING:  # threads that want the same data wait for the one that reads it
-        return _load(json.dumps(recipe.to_dict()["data"]))
-
-
-@lru_cache(maxsize=4)
-def _load(part: str) -> Any:
-    return session.load_data(DataPart(**json.loads(part)))
-
-
-def forget_data() -> None:
-    """Read data anew the next time: files may have changed since."""
-    _load.cache_clear()

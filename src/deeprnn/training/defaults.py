@@ -15,6 +15,7 @@ from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model.init import InitSpec
 from deeprnn.training.evaluate import Data
+from deeprnn.training.loading import load_data
 from deeprnn.training.recipe import (
     DataPart,
     ModelPart,
@@ -27,7 +28,6 @@ from deeprnn.training.recipe import (
     override,
     packaged,
 )
-from deeprnn.training.session import load_data
 
 FEW_FRAMES = 100_000
 SEMITONES = 6

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deeprnn.generation.outputs import Music, Text
-from deeprnn.model.structure import equations, short_count
+from deeprnn.model.notation import equations, short_count
 from deeprnn.render.browser import encode_probabilities, to_lists
 from deeprnn.render.curves import series
 from deeprnn.render.model_diagram import model_svg

@@ -17,12 +17,13 @@ from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.job import Say
 from deeprnn.reproduction.plan import find_member
-from deeprnn.reproduction.run import Settings, data_of
+from deeprnn.reproduction.runner import Settings
 from deeprnn.reproduction.study.analysis import results
 from deeprnn.reproduction.study.jobs import Runs
 from deeprnn.reproduction.study.plan_file import Study
 from deeprnn.runs.folder import Run
 from deeprnn.training.dynamic import RATES, dynamic_evaluation, tuned
+from deeprnn.training.loading import load_data_once
 
 FILE = "dynamic.json"
 
@@ -60,7 +61,7 @@ def score_dynamic(
             continue
         if over():
             break
-        began, data = time.monotonic(), data_of(entry.recipe.data)
+        began, data = time.monotonic(), load_data_once(entry.recipe.data)
         model = Run(home).model().to(settings.device)
         best, _ = tuned(model, data, RATES, chunk=entry.recipe.data.chunk)
         options = {"rate": best.rate, "decay": best.decay, "chunk": entry.recipe.data.chunk}

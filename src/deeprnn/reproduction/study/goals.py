@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.layout import markdown_table
 from deeprnn.reproduction.statistics import mean, plus_minus
-from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, remarks, results, title
+from deeprnn.reproduction.study.analysis import Answer, Results, Score, results
 from deeprnn.reproduction.study.dynamic import read_dynamic
 from deeprnn.reproduction.study.jobs import Runs
 from deeprnn.reproduction.study.plan_file import Contender, Goal, Study, member_key, members, read_study
+from deeprnn.reproduction.study.report import label, remarks, title
 from deeprnn.reproduction.study.run import check_plan, read_runs
 
 PLAN, STUDIES = "beyond", Path("results/studies")

@@ -16,15 +16,17 @@ from deeprnn.files import write_json
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.job import Say
 from deeprnn.reproduction.plan import Job, member_recipes
-from deeprnn.reproduction.run import Outcome, Settings, minutes, run_plan
+from deeprnn.reproduction.run import minutes, run_plan
+from deeprnn.reproduction.runner import Outcome, Settings
 from deeprnn.reproduction.study.dynamic import score_dynamic
 from deeprnn.reproduction.study.jobs import Runs, study_plan
 from deeprnn.reproduction.study.plan_file import Study
 from deeprnn.reproduction.times import estimate, makespan, ordered
-from deeprnn.runs.folder import Run, now
+from deeprnn.runs.folder import Run
 from deeprnn.runs.locking import lock
 from deeprnn.runs.provenance import commit, has_changes
-from deeprnn.training import saving
+from deeprnn.runs.run_files import now
+from deeprnn.training import run_folders
 from deeprnn.training.members import members_of
 from deeprnn.training.recipe import DataPart, Recipe, override
 
@@ -244,9 +246,9 @@ def _note_diverged(jobs: Sequence[Job], settings: Settings, ledger: Path) -> Non
     for job in jobs:
         folder = settings.root / job.folder_name
         for member, home in zip(
-            members_of(job.recipe), saving.member_folders(job.recipe, folder), strict=True
+            members_of(job.recipe), run_folders.member_folders(job.recipe, folder), strict=True
         ):
             if Run(home).info["result"] is None:
-                noted.append(saving.member_recipe(job.recipe, member).to_dict())
+                noted.append(run_folders.member_recipe(job.recipe, member).to_dict())
     if len(noted) > before:
         write_json(ledger / DIVERGED, noted)
