@@ -100,11 +100,11 @@ def take_imports(argv: Sequence[str]) -> list[str]:
         if word != "--import" and not word.startswith("--import="):
             rest.append(word)
             continue
-        asked = word.partition("=")[2] or next(words, "")
-        if not asked:
+        files = word.partition("=")[2] or next(words, "")
+        if not files:
             raise UserError("--import needs a Python file or a module that holds your cells")
         before = os.environ.get("DEEPRNN_IMPORT")
-        os.environ["DEEPRNN_IMPORT"] = asked if not before else f"{before}{os.pathsep}{asked}"
+        os.environ["DEEPRNN_IMPORT"] = files if not before else f"{before}{os.pathsep}{files}"
     return rest
 
 
@@ -163,8 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename is None:
             _drop_output()
-        told = f"error: {error.filename or 'cannot write the output'}: {error.strerror}"
-        print(printable(told), file=sys.stderr)
+        message = f"error: {error.filename or 'cannot write the output'}: {error.strerror}"
+        print(printable(message), file=sys.stderr)
         return 2
     except MemoryError as error:
         print(

@@ -98,8 +98,8 @@ def _intervals(rolls: Sequence[np.ndarray]) -> np.ndarray:
     steps = []
     for roll in rolls:
         frame, pitch = np.nonzero(roll)  # by frame, then by pitch
-        same = frame[1:] == frame[:-1]
-        steps.append((pitch[1:] - pitch[:-1])[same])
+        together = frame[1:] == frame[:-1]
+        steps.append((pitch[1:] - pitch[:-1])[together])
     return np.concatenate(steps) if steps else np.zeros(0, np.int64)
 
 

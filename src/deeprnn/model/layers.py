@@ -182,8 +182,8 @@ class DeepRNN(RecurrentBase):
         if all(u is not None for u in U):
             return InputProjection(x, U, b).A
         parts = []
-        each = [b[0] + b[-1], *b[1:-1]] if b else [None] * spec.depth
-        for u, bias, width in zip(U, each, spec.widths, strict=True):
+        biases = [b[0] + b[-1], *b[1:-1]] if b else [None] * spec.depth
+        for u, bias, width in zip(U, biases, spec.widths, strict=True):
             part = F.linear(x, u, bias) if u is not None else x.new_zeros(()) if bias is None else bias
             parts.append(part.expand(*x.shape[:-1], width))
         return torch.cat(parts, -1)

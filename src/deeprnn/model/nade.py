@@ -151,17 +151,17 @@ class NadePredict(Predict):
         b, a, u = b.reshape(-1, O), a.reshape(-1, a.shape[-1]), u.expand(shape).reshape(-1, O)
         frames, chances = torch.zeros_like(b), torch.zeros_like(b)
         note, V = torch.arange(O, device=b.device), self.V.t()
-        asked = torch.ones_like(b, dtype=torch.bool)
+        undecided = torch.ones_like(b, dtype=torch.bool)
         while True:
             p = _chances(torch.addmm(b, torch.sigmoid(a), V), temperature)
-            chances = torch.where(asked, p, chances)
-            sounds, first = ((u < p) & asked).max(1, keepdim=True)
+            chances = torch.where(undecided, p, chances)
+            sounds, first = ((u < p) & undecided).max(1, keepdim=True)
             if not sounds.any():
                 return frames.reshape(shape), chances.reshape(shape)
             on = sounds.to(b.dtype)
             frames.scatter_add_(1, first, on)
             a = torch.addcmul(a, on, self.W[first.squeeze(1)])
-            asked = (note > first) & sounds
+            undecided = (note > first) & sounds
 
     def _check_frames(self, h: Tensor, y: Tensor) -> None:
         want = (*h.shape[:-1], self.spec.output_size)

@@ -99,8 +99,8 @@ def unroll_calls(
 
     `state_mask` is dropout on h_{t-1}: (B, H), one for the sequence, or (T, B, H).
     """
-    each = state_mask is not None and state_mask.dim() == 3
-    inputs = {"x": x, "reset": reset, "skip": skip, "mask": state_mask if each else None}
+    mask_per_step = state_mask is not None and state_mask.dim() == 3
+    inputs = {"x": x, "reset": reset, "skip": skip, "mask": state_mask if mask_per_step else None}
     over_time = {name: tensor for name, tensor in inputs.items() if tensor is not None}
 
     def advance(h: Tensor, at: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -145,8 +145,8 @@ class Plus(Operator):
         """Everything that enters the layers from outside the recurrence, (..., Σ widths)."""
         spec = self.spec
         self._check_inputs(x, skip)
-        if (one := self._one_product(x)) is not None:
-            return one.A
+        if (projection := self._one_product(x)) is not None:
+            return projection.A
         lead = x.shape if spec.embeds else x.shape[:-1]
         embedded = spec.embeds and not spec.input_mlp_sizes
         x = self.embed_input(x) if spec.input_mlp_sizes else x
@@ -251,8 +251,8 @@ class Plus(Operator):
                 "use dropout.state or dropout.output"
             )
         log_plain_loop(reason)
-        whole = own_method(self, "forward") is None and hook_kind(self) is None
-        step = self.layers if whole else lambda *inputs: [self(*inputs)]
+        gives_layers = own_method(self, "forward") is None and hook_kind(self) is None
+        step = self.layers if gives_layers else lambda *inputs: [self(*inputs)]
         states, others = unroll_calls(step, x, h0, reset, skip, masks.get("state"))
         return [others, states]
 

@@ -43,11 +43,11 @@ def unit_list(owner: str, units: Units, count: int) -> tuple[str, ...]:
     """One unit name per layer; a single one serves all layers. A function is registered by its name."""
     if not (isinstance(units, (str, tuple, list)) or callable(units)):
         raise UserError(f"{owner}: units must be a name, a function or one of them per layer, got {units!r}")
-    each = (units,) if isinstance(units, str) or callable(units) else tuple(units)
-    each = each * count if len(each) == 1 else each
-    if len(each) != count:
-        raise UserError(f"{owner}: {count} layers need {count} units (or one for all), got {each!r}")
-    return tuple(named(unit) for unit in each)
+    layer_units = (units,) if isinstance(units, str) or callable(units) else tuple(units)
+    layer_units = layer_units * count if len(layer_units) == 1 else layer_units
+    if len(layer_units) != count:
+        raise UserError(f"{owner}: {count} layers need {count} units (or one for all), got {layer_units!r}")
+    return tuple(named(unit) for unit in layer_units)
 
 
 def mapping(owner: str, data: Any) -> dict[str, Any]:

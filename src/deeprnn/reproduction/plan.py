@@ -94,7 +94,7 @@ class JobPlan:
     done: list[str] = field(default_factory=list)
 
 
-def wanted(only: Sequence[str] = (), extras: bool = False) -> list[str]:
+def cells_named(only: Sequence[str] = (), extras: bool = False) -> list[str]:
     """The recipes to run: all cells, or those of data sets (`jsb`), cells (`jsb/dots`) or models (`*/rnn`)."""
     cells = [f"{c.data}/{c.model}" for c in paper.CELLS]
     known = packaged()
@@ -197,14 +197,14 @@ def _add(
         name = _stage_name(stage)
         lacking = tuple(s for s in stage.seeds if (identity(stage), s) not in trained)
         if lacking:
-            wanted = Job(name, replace(stage, seeds=lacking), why=f"first stage of {job.name}")
-            job.needs = known.get(wanted.identity) or _add(plan, known, wanted, trained, overrides)
+            first_job = Job(name, replace(stage, seeds=lacking), why=f"first stage of {job.name}")
+            job.needs = known.get(first_job.identity) or _add(plan, known, first_job, trained, overrides)
             _widen(job.needs, lacking)
-    same = known.get(job.identity)
-    if same is not None:  # a first stage came earlier than the cell it also is
-        same.name, same.why = job.name, job.why
-        _widen(same, job.recipe.seeds)
-        return same
+    listed = known.get(job.identity)
+    if listed is not None:  # a first stage came earlier than the cell it also is
+        listed.name, listed.why = job.name, job.why
+        _widen(listed, job.recipe.seeds)
+        return listed
     known[job.identity] = job
     plan.jobs.append(job)
     return job

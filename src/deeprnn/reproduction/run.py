@@ -8,7 +8,7 @@ from deeprnn.data import sources
 from deeprnn.errors import UserError
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.job import Say
-from deeprnn.reproduction.plan import JobPlan, make_plan, spans, wanted
+from deeprnn.reproduction.plan import JobPlan, cells_named, make_plan, spans
 from deeprnn.reproduction.runner import Outcome, Runner, Settings
 from deeprnn.reproduction.times import estimate, makespan, ordered
 from deeprnn.training.recipe import parse_value
@@ -22,13 +22,13 @@ def parse_seeds(text: str) -> int | tuple[int, ...]:
     """`5` is how many, counted from 1; `11..15` and `3,7` are which."""
     value = parse_value(text)
     seeds = value if isinstance(value, list) else []
-    whole = type(value) is int
-    if not whole and not (seeds and all(type(v) is int and v >= 0 for v in seeds)):
+    is_count = type(value) is int
+    if not is_count and not (seeds and all(type(v) is int and v >= 0 for v in seeds)):
         raise UserError(f"--seeds must be how many (5) or which (11..15, or 3,7), got {text!r}")
-    count = int(value) if whole else len(seeds)
+    count = int(value) if is_count else len(seeds)
     if not 1 <= count <= MOST_SEEDS:
         raise UserError(f"--seeds must be from 1 to {MOST_SEEDS:,}, got {count:,}")
-    return count if whole else tuple(sorted(set(seeds)))
+    return count if is_count else tuple(sorted(set(seeds)))
 
 
 def default_jobs(device: str) -> int:
@@ -43,7 +43,7 @@ def plan_of(settings: Settings) -> JobPlan:
     if settings.budget is not None and not settings.budget > 0:
         raise UserError(f"--budget must be above zero minutes, got {settings.budget:g}")
     entries = read_ledger(settings.ledger)
-    names = wanted(settings.only, settings.extras)
+    names = cells_named(settings.only, settings.extras)
     plan = make_plan(names, entries, settings.root, seeds=settings.seeds, overrides=settings.overrides)
     if settings.published is not None:
         if settings.published.resolve() == settings.ledger.resolve():

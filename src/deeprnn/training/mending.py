@@ -80,14 +80,14 @@ def _readable(path: Path) -> Any:
 def folders_are_whole(recipe: Recipe, folder: Path) -> bool:
     """Whether every run.json, and a population's own file, are there and whole."""
     places = run_folders.member_folders(recipe, folder)
-    if len(places) > 1 and not _whole(
+    if len(places) > 1 and not _is_whole(
         folder / "population.json", lambda: [run.path for run in population(folder)] == places
     ):
         return False
-    return all(_whole(home / "run.json", lambda home=home: bool(Run(home).info)) for home in places)
+    return all(_is_whole(home / "run.json", lambda home=home: bool(Run(home).info)) for home in places)
 
 
-def _whole(path: Path, check: Callable[[], bool]) -> bool:
+def _is_whole(path: Path, check: Callable[[], bool]) -> bool:
     if not os.path.lexists(path):
         return False
     try:
@@ -121,12 +121,12 @@ def mend_recipes(recipe: Recipe, folder: Path) -> None:
 def _mend_recipe(path: Path, recipe: Recipe) -> str:
     data = recipe.to_dict()
     try:
-        whole = read_recipe(path) == data
+        unchanged = read_recipe(path) == data
     except UserError:
-        whole = False
-    if not whole:
+        unchanged = False
+    if not unchanged:
         write_atomically(path, to_toml(recipe))
-    return recipe_digest(data if not whole else read_recipe(path))
+    return recipe_digest(data if not unchanged else read_recipe(path))
 
 
 def mend_side_files(recipe: Recipe, data: Data, folder: Path) -> None:

@@ -224,8 +224,8 @@ class Updater:
             if len(state[0]) > 1:
                 dims = (0, 0 if batch.mask.dim() == 3 else None, 0, None if masks is None else 0)
                 return vmap(self._call, in_dims=dims)(named, batch, state, masks)
-            one = None if masks is None else {k: m[0] for k, m in masks.items()}
-            nats, state = self._call(named, batch, tuple(h[0] for h in state), one)
+            single = None if masks is None else {k: m[0] for k, m in masks.items()}
+            nats, state = self._call(named, batch, tuple(h[0] for h in state), single)
         return nats[None], tuple(h[None] for h in state)
 
     def _call(self, named: dict[str, Tensor], batch: Batch, state: State, masks: Any) -> tuple[Tensor, State]:

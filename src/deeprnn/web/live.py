@@ -42,11 +42,11 @@ class Tail:
                 file.seek(self._offset)
                 new = file.read(LARGEST_METRICS)
         except (OSError, UserError):  # the run's summary tells the reason
-            gone, self._file = self._file is not None, None
-            return gone, []
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return fresh, parse_rows(whole)
+            lost, self._file = self._file is not None, None
+            return lost, []
+        lines = new[: new.rfind(b"\n") + 1]
+        self._offset += len(lines)
+        return fresh, parse_rows(lines)
 
 
 async def follow(library: Library, entry: ListedRun) -> AsyncIterator[bytes]:

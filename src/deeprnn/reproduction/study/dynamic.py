@@ -39,7 +39,7 @@ def read_dynamic(ledger: Path) -> dict[str, dict[str, float]]:
         raise UserError(f"{path} holds no dynamic scores: {error!r:.80}; remove it to score again") from None
 
 
-def wanted(study: Study, runs: Runs, ledger: Path) -> list[Entry]:
+def unscored(study: Study, runs: Runs, ledger: Path) -> list[Entry]:
     """Final runs in rows with such a goal that are not scored yet."""
     rows = {(goal.family, goal.data) for goal in study.goals if goal.dynamic}
     if not rows:
@@ -53,8 +53,8 @@ def score_dynamic(
     study: Study, runs: Runs, settings: Settings, ledger: Path, say: Say, over: Callable[[], bool]
 ) -> int:
     """Score what is wanted and whose folder is here, until the time is over; how many are left."""
-    left = wanted(study, runs, ledger)
-    for entry in list(left):
+    entries = unscored(study, runs, ledger)
+    for entry in list(entries):
         home = find_member(settings.root, identity(entry.recipe), entry.seed)
         if home is None:
             say(f"{entry.path.name}: its run folder is not in {settings.root}: no dynamic evaluation")
@@ -68,8 +68,8 @@ def score_dynamic(
         test = dynamic_evaluation(model, data, "test", **options)
         row = {"entry": entry.path.name, **options, "valid": best.valid, "test": test}
         write_json(ledger / FILE, [*read_dynamic(ledger).values(), row])
-        left.remove(entry)
+        entries.remove(entry)
         say(
             f"{entry.path.name}: dynamic evaluation at rate {best.rate:g} in {time.monotonic() - began:.0f} s"
         )
-    return len(left)
+    return len(entries)

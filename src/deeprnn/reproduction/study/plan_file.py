@@ -125,13 +125,13 @@ class Study:
 
         Recipes count by their identity, which a new field with a default leaves as it is; a user's cell by its file.
         """
-        members_of_all = [
+        pairs = [
             recipes_of(self, contender, data, trial)
             for contender, data in self.entrants()
             for trial in self.family(contender).trials
         ]
-        recipes = json.dumps([identity(*both) for both in members_of_all])
-        code = b"".join(map(lookup.code, sorted({recipe.model.cell for recipe, _ in members_of_all})))
+        recipes = json.dumps([identity(*recipe_and_stage) for recipe_and_stage in pairs])
+        code = b"".join(map(lookup.code, sorted({recipe.model.cell for recipe, _ in pairs})))
         return hashlib.sha256(self.path.read_bytes() + recipes.encode() + code).hexdigest()
 
 
@@ -162,7 +162,7 @@ def recipes_of(
     """The recipes of a contender's first seed, and of its first stage, which never scores test."""
     family = study.family(contender)
     shared = {**family.settings, **family.by_data.get(data, {})}
-    own = {**contender.settings, **contender.by_data.get(data, {})}
+    of_contender = {**contender.settings, **contender.by_data.get(data, {})}
     seeds = list((study.seeds if final else study.search_seeds)[:1])
     # A trial that diverges must end alone, not with the population it trains in.
     fixed = {
@@ -172,7 +172,9 @@ def recipes_of(
         "model.kind": contender.name,
         "evaluation.test": final,
     }
-    recipe = override(load_recipe(contender.recipe.format(data=data)), {**shared, **own, **trial, **fixed})
+    recipe = override(
+        load_recipe(contender.recipe.format(data=data)), {**shared, **of_contender, **trial, **fixed}
+    )
     if contender.length != 1:
         epochs = round(contender.length * recipe.stop.epochs)
         recipe = override(recipe, {"stop.epochs": epochs})
