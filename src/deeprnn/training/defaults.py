@@ -14,8 +14,8 @@ from deeprnn.cells.library import LIBRARY
 from deeprnn.data.music import MusicData
 from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model.init import InitSpec
+from deeprnn.training import loading
 from deeprnn.training.evaluate import Data
-from deeprnn.training.loading import load_data
 from deeprnn.training.recipe import (
     DataPart,
     ModelPart,
@@ -72,7 +72,7 @@ def resolve(
     part = DataPart(name=name, level=level)  # type: ignore[arg-type]
     reading = {name: value for name, value in (changes or {}).items() if name.startswith("data.")}
     part = override(Recipe(data=part), reading).data
-    data = load_data(part)
+    data = loading.load_data(part)
     recipe, remarks = choose(data, part, model or "dots", bool(changes))
     return recipe, data, remarks
 
