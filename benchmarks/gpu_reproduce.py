@@ -49,7 +49,7 @@ from deeprnn.reproduction import clean_scores, tables  # noqa: E402
 from deeprnn.reproduction.compare import compare, comparison_text  # noqa: E402
 from deeprnn.reproduction.entries import read_ledger  # noqa: E402
 from deeprnn.reproduction.identity import identity  # noqa: E402
-from deeprnn.reproduction.plan import Job, find_member, finished_members, make_plan, wanted  # noqa: E402
+from deeprnn.reproduction.plan import Job, cells_named, find_member, finished_members, make_plan  # noqa: E402
 from deeprnn.reproduction.replications import CALLS, RUNS  # noqa: E402
 from deeprnn.reproduction.run import default_jobs, parse_seeds, reproduce  # noqa: E402
 from deeprnn.reproduction.runner import Outcome, Settings  # noqa: E402
@@ -338,7 +338,7 @@ class Slice:
             for run, name in clean_scores.unscored(root, self.settings.ledger, rows):
                 groups[f"{name}, to be scored"] = _finished_files(run.path)
         if self.study is not None:
-            for entry in dynamic.wanted(self.study, read_runs(self.home), self.home):
+            for entry in dynamic.unscored(self.study, read_runs(self.home), self.home):
                 home = find_member(root, identity(entry.recipe), entry.seed)
                 if home is not None:
                     groups[f"{entry.path.name}, to be scored dynamically"] = _finished_files(home)
@@ -372,7 +372,7 @@ class Slice:
         s = self.settings
         if self.study is not None:
             return [job for row in self._rows() for job in row]
-        names = wanted([*s.only, *self.arguments.keep], s.extras)
+        names = cells_named([*s.only, *self.arguments.keep], s.extras)
         entries = read_ledger(s.ledger)
         return make_plan(names, entries, s.root, seeds=s.seeds, overrides=s.overrides).jobs
 

@@ -22,7 +22,7 @@ from deeprnn.reproduction.entries import groups, read_ledger, record
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.job import Place, run_job
 from deeprnn.reproduction.kernels import Loop
-from deeprnn.reproduction.plan import Job, changed, make_plan, recipe_for, wanted
+from deeprnn.reproduction.plan import Job, cells_named, changed, make_plan, recipe_for
 from deeprnn.reproduction.run import reproduce
 from deeprnn.reproduction.runner import Outcome, Runner, Settings
 from deeprnn.reproduction.times import cpu_update, estimate, makespan, ordered
@@ -58,16 +58,16 @@ def by_name(plan: planning.JobPlan) -> dict[str, Job]:
 
 
 def test_all_23_cells_are_wanted_and_have_recipes():
-    names = wanted()
+    names = cells_named()
     assert len(names) == 23
-    for name in wanted(extras=True):
+    for name in cells_named(extras=True):
         recipe = recipe_for(name)
         assert f"{recipe.data.name}/{recipe.model.kind}" == name
-    assert sum(n.startswith("extra/") for n in packaged()) == len(wanted(extras=True)) - 23
+    assert sum(n.startswith("extra/") for n in packaged()) == len(cells_named(extras=True)) - 23
 
 
 def test_extra_models_train_as_the_paper_s_do():
-    for name in (n for n in wanted(extras=True) if n not in wanted()):
+    for name in (n for n in cells_named(extras=True) if n not in cells_named()):
         extra, like = recipe_for(name), recipe_for(f"{name.partition('/')[0]}/dts")
         for part in ("data", "init", "optimiser", "schedule", "regulariser", "stop"):
             assert getattr(extra, part) == getattr(like, part), (
@@ -122,7 +122,7 @@ def test_narrow_models_come_first_and_two_wide_ones_beside_them(
 
 
 def test_every_cell_of_the_paper_has_persistent_kernels(tmp_path: Path):
-    for job in make_plan(wanted(extras=True), [], tmp_path, seeds=1).jobs:
+    for job in make_plan(cells_named(extras=True), [], tmp_path, seeds=1).jobs:
         assert job.loop is not None, job.name
         assert job.loop.small_kernels is None, job.name
         assert job.wide == (job.recipe.data.lanes > 1), job.name
@@ -142,16 +142,16 @@ def _started(runner: Runner) -> list:
 
 
 def test_words_of_only():
-    assert wanted(["jsb"]) == [f"jsb/{m}" for m in paper.LABELS]
-    assert wanted(["musedata/dts", "*/srnn"])[:2] == ["musedata/dts", "nottingham/srnn"]
-    assert "jsb/dts4" in wanted(["jsb"], extras=True)
-    assert wanted(["jsb/dts4"]) == ["jsb/dts4"]
+    assert cells_named(["jsb"]) == [f"jsb/{m}" for m in paper.LABELS]
+    assert cells_named(["musedata/dts", "*/srnn"])[:2] == ["musedata/dts", "nottingham/srnn"]
+    assert "jsb/dts4" in cells_named(["jsb"], extras=True)
+    assert cells_named(["jsb/dts4"]) == ["jsb/dts4"]
     with pytest.raises(UserError, match="did you mean 'nottingham'"):
-        wanted(["notingham"])
+        cells_named(["notingham"])
 
 
 def test_first_stages_come_first_and_are_shared(tmp_path: Path):
-    jobs = by_name(make_plan(wanted(), [], tmp_path))
+    jobs = by_name(make_plan(cells_named(), [], tmp_path))
     for data in paper.INPUTS:
         assert jobs[f"{data}/dots"].needs is jobs[f"{data}/dts"], f"{data}: trained once, used twice"
         assert jobs[f"{data}/rnn"].needs is None
@@ -167,7 +167,7 @@ def test_first_stages_come_first_and_are_shared(tmp_path: Path):
 
 
 def test_a_first_stage_without_shortcut_is_a_dt(tmp_path: Path):
-    jobs = by_name(make_plan(wanted(["jsb/dot", "jsb/dt", "jsb/sdts"]), [], tmp_path))
+    jobs = by_name(make_plan(cells_named(["jsb/dot", "jsb/dt", "jsb/sdts"]), [], tmp_path))
     assert jobs["jsb/dot"].needs is jobs["jsb/dt"]
     assert jobs["jsb/sdts"].needs is jobs["jsb/dts"]
     assert jobs["jsb/dt"].why == "cell"
@@ -280,7 +280,7 @@ def test_without_a_ledger_one_seed_of_everything_is_expected_to_take_what_it_too
     """But for DOT(S)*, which ran by small kernels then, one after the other when all else had ended."""
     measured = json.loads((ROOT / "results" / "bench" / "h200-one-seed.json").read_text())
     ended = max(job["end"] for job in measured["jobs"] if "dots-star" not in job["job"])
-    jobs = make_plan(wanted(), [], tmp_path, seeds=1).jobs
+    jobs = make_plan(cells_named(), [], tmp_path, seeds=1).jobs
     assert {job.name for job in jobs} == {job["job"] for job in measured["jobs"]}
     for job in jobs:
         estimate(job, [], "cuda")
