@@ -68,7 +68,7 @@ class Argument:
 
     @property
     def names(self) -> list[str]:
-        """As it is typed."""
+        """The option as it is typed; of a switch that is on also the one that turns it off."""
         name = self.field.name.replace("_", "-")
         return [f"--{name}"] if self.field.default is not True else [f"--{name}", f"--no-{name}"]
 
@@ -205,7 +205,7 @@ def _description(command: type) -> str:
 
 
 def _with_metavars(command: type[Command]) -> type[Command]:
-    """The same class with a word for every value in its help, and no default shown that says nothing."""
+    """The command's class with a metavar for every value in its help, and no default shown that says nothing."""
     annotations = typing.get_type_hints(command, include_extras=True)
     settings = {argument.field.name: _settings(argument) for argument in arguments(command)}
     body: dict[str, Any] = {"__doc__": command.__doc__, "__module__": command.__module__}
@@ -225,7 +225,7 @@ def _with_metavars(command: type[Command]) -> type[Command]:
 
 
 def _of_class(command: type[Command], parsed: Any) -> Command:
-    """What was parsed as an instance of the class itself, groups of options too."""
+    """What tyro parsed, as an instance of the command's own class, groups of options too."""
     hints = typing.get_type_hints(command)
     values = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(command)}  # type: ignore[arg-type]
     groups = {

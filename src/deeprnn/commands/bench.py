@@ -68,7 +68,7 @@ class Bench:
         return 1 if any(row["failed"] and row["peer"] == "ours" for row in report["rows"]) else 0
 
     def with_defaults(self, device: str) -> Bench:
-        """The same with every size, where some were left out."""
+        """The command with defaults for the sizes that were left out."""
         usual = (512, 128) if self.cells and device == "cuda" else (400,)
         return replace(
             self,
@@ -130,7 +130,7 @@ class Bench:
         return report
 
     def measure_cells(self, device: str) -> dict[str, Any]:
-        """The same for cells: every one beside its peer."""
+        """Cells beside their peers, as plain data."""
         self = self.with_defaults(device)
         from deeprnn.bench import cells, measure
         from deeprnn.bench.peers import Work

@@ -94,7 +94,7 @@ def _file_line(file: FileReport) -> str:
 
 
 def import_json(data: MusicData | TextData, report: Report, out: Path | None) -> dict[str, Any]:
-    """The same for programs."""
+    """An import's report as plain data."""
     from deeprnn.data.checking import describe
 
     files = []

@@ -140,7 +140,7 @@ class Describe:
         )
 
     def output_kind(self) -> dict[str, Any]:
-        """What the output is of."""
+        """The output's distribution, as arguments of `assemble`."""
         if self.nade and self.text:
             raise UserError("--nade is for frames of notes, --text for symbols: choose one")
         if self.nade:

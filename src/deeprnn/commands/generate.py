@@ -98,7 +98,7 @@ class Generate:
         return 0
 
     def options(self, run: Run, seed: int) -> dict[str, Any]:
-        """What is passed on; options left out keep the library's defaults."""
+        """Arguments of `generate.from_run`; options left out keep its defaults."""
         if run.kind != "music" and self.formats != Generate.formats:
             raise UserError("--formats is for music, and this run is of kind " + repr(run.kind))
         if not self.formats:
@@ -223,7 +223,7 @@ def document(run: Run, work: Music | Text, seed: int, files: list[Path], checks:
 
 
 def show(run: Run, work: Music | Text, seed: int, files: list[Path], checks: Checks, streamed: bool) -> None:
-    """The same for a person; text goes to stdout, everything about it to stderr."""
+    """Show a sample to a person; text goes to stdout, everything about it to stderr."""
     from deeprnn.generation.copy_check import describe
     from deeprnn.generation.outputs import Music
     from deeprnn.runs.shipped import is_shipped

@@ -87,7 +87,7 @@ def show_model(spec: ModelSpec) -> None:
 
 
 def show_json(spec: ModelSpec) -> None:
-    """The same as one JSON document."""
+    """A model's equations, matrices and counts as one JSON document."""
     from deeprnn.model.notation import equations, label
     from deeprnn.model.structure import dissect
 

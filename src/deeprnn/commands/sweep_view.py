@@ -69,7 +69,7 @@ class SweepView:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        """A remark."""
+        """Print a remark."""
         if self.shown:
             self.screen.print(f"  {text}")
 

@@ -168,7 +168,7 @@ def _save(place: Path, titles: list[str], songs: Songs) -> None:
 
 
 def _read(place: Path) -> tuple[list[str], Songs] | None:
-    """What was kept; None where nothing was, or where the file is damaged."""
+    """The chorales in the cache; None where there are none, or where the file is damaged."""
     if not place.is_file():
         return None
     try:

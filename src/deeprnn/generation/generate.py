@@ -275,7 +275,7 @@ def encode_primer(text: str, vocabulary: Sequence[str], kind: str) -> np.ndarray
 
 
 def start_symbol(vocabulary: Sequence[str]) -> int:
-    """What a text begins after: the end of the sentence before."""
+    """The symbol that a text without a primer follows: the end of a sentence."""
     for symbol in ("<eos>", "\n", " "):
         if symbol in vocabulary:
             return list(vocabulary).index(symbol)

@@ -44,7 +44,7 @@ class MusicalStatistics:
     """of the frames, those inside a passage of eight beats that stands in the training data"""
 
     def text(self, name: str) -> str:
-        """One of them for a person: "3.91", "84 %", or a dash."""
+        """The statistic of a name for a person: "3.91", "84 %", or a dash."""
         value = getattr(self, name)
         if value is None:
             return "-"

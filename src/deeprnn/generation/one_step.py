@@ -56,7 +56,7 @@ def can_serve(model: SequenceModel) -> bool:
 
 
 def overridden(model: SequenceModel) -> bool:
-    """Whether somebody gave the model, or an operator of it, a step of its own, or hooks."""
+    """Whether the model or one of its operators has an overridden step, or hooks."""
     return (
         own_method(model, "step", "embed", "joined") is not None
         or any(changed(level, "forward", "layers", "project", "_phi", weights=True) for level in model.levels)

@@ -76,7 +76,7 @@ def step_equations(cell: Cell) -> list[str]:
 
 
 def _meanings(lines: Sequence[str]) -> list[str]:
-    """What the functions that occur stand for; index_select is none of them."""
+    """Explanations of the functions in these lines that a reader may not know."""
     return [meaning for name, meaning in MEANINGS.items() if re.search(rf"\b{name}\(", "".join(lines))]
 
 
@@ -120,7 +120,7 @@ def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
 
 
 class Names:
-    """What the parts of a description are called in the text."""
+    """Names for the parts of a description in the text."""
 
     def __init__(self, cell: CellDescription, state_names: Sequence[str], traced: Traced) -> None:
         self.states = [

@@ -131,7 +131,7 @@ class NadePredict(Predict):
         return (self._draw_by_chords if quick else self._draw_by_notes)(b, a, u, temperature)
 
     def _draw_by_notes(self, b: Tensor, a: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """As many steps as there are notes, whatever the values: for tracing and transformations."""
+        """Draw notes in as many steps as there are notes, whatever the values: for tracing and transformations."""
         notes, chances = [], []
         for i in range(self.spec.output_size):
             p = _chances(b[..., i] + torch.sigmoid(a) @ self.V[i], temperature)
@@ -142,7 +142,7 @@ class NadePredict(Predict):
         return torch.stack(notes, -1), torch.stack(chances, -1)
 
     def _draw_by_chords(self, b: Tensor, a: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """The same by as many steps as notes sound: between two of them the hidden layer stays as it is.
+        """Draw notes in as many steps as notes sound: between two of them the hidden layer stays as it is.
 
         All notes above the last one that sounded are asked at once, the lowest that sounds is taken, and the rest are
         asked again, until none does in any frame.

@@ -60,7 +60,7 @@ def hook_kind(module: nn.Module, weights: bool = False) -> str | None:
 
 
 def own_hook(module: nn.Module, weights: bool = False) -> str | None:
-    """The same of hooks that were registered on this module."""
+    """The kind of a hook that a user registered on this module, None without one."""
     for kind, attribute, _ in HOOKS:
         for hook in getattr(module, attribute).values():
             if weights or not isinstance(hook, WEIGHT_HOOKS):

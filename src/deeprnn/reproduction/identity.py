@@ -39,7 +39,7 @@ def identity(recipe: Recipe, first: Recipe | None = None) -> str:
 
 
 def _changed(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe has other than the defaults, and something reads."""
+    """The fields of a recipe that differ from the defaults and that something reads."""
     plain, default = without_idle(recipe), Recipe().to_dict()
     out: dict[str, Any] = {}
     for name, part in plain.items():

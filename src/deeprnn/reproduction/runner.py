@@ -68,7 +68,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Outcome:
-    """How it ended."""
+    """How a reproduction ended, job by job."""
 
     finished: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)

@@ -34,7 +34,7 @@ BEST_KEPT = 5
 
 
 class SweepObserver(Protocol):
-    """What a person sees of a sweep."""
+    """Shows a sweep to a person while it runs."""
 
     def changed(self, study: Study, running: int) -> None:
         """Some trial got on."""
@@ -43,7 +43,7 @@ class SweepObserver(Protocol):
         """A trial came to its end."""
 
     def say(self, text: str) -> None:
-        """A remark."""
+        """Show a remark."""
 
 
 @dataclass(frozen=True)

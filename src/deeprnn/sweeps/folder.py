@@ -40,7 +40,7 @@ def read_owner(folder: Path) -> Owner | None:
 
 
 def _read_owner_unless_lost(folder: Path, storage: str) -> Owner | None:
-    """The same, also None where the file is lost but the trials can be found without it."""
+    """`read_owner`, but None where the file is lost and the trials can be found without it."""
     try:
         owner, lost = read_owner(folder), f"{folder / OWNER} is missing"
     except UserError as error:

@@ -21,7 +21,7 @@ __all__ = ["Outcome", "Settings", "SweepObserver", "default_pack", "outcome_of",
 
 @dataclass
 class Outcome:
-    """How it ended."""
+    """How a sweep stands or ended."""
 
     finished: bool
     trials: list[Trial] = field(default_factory=list)

@@ -62,7 +62,7 @@ def load_data(part: DataPart) -> Data:
 
 
 def load_data_once(part: DataPart) -> Data:
-    """The same, read once by this process, and its warnings said once, however many threads ask for it."""
+    """The data that a recipe names, read once by this process, however many threads ask for it."""
     with _LOADING:  # threads that want the same data wait for the one that reads it
         return _load(DataPart(**{name: getattr(part, name) for name in READ_BY}))
 

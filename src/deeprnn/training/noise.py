@@ -68,7 +68,7 @@ def dropout_masks(
 def _of_lanes(
     model: SequenceModel, T: int, B: int, masks: dict[str, Tensor], lanes_here: slice
 ) -> dict[str, Tensor]:
-    """The same masks for some of the lanes, which are the dimension that grows with B; one without them stays whole."""
+    """Masks cut down to some of the lanes, the dimension that grows with B; a mask without lanes stays as it is."""
 
     def shapes(lanes: int) -> dict[str, tuple[int, ...]]:
         shapes = {**model.mask_shapes(T, lanes), **model.draw_shapes(T, lanes)}
@@ -83,7 +83,7 @@ def _of_lanes(
 
 
 def _hashed_masks(model: SequenceModel, T: int, B: int, seeds: Tensor, update: Tensor) -> dict[str, Tensor]:
-    """The same masks by hashing on the device, all in one draw."""
+    """Dropout masks by hashing on the device, all in one draw."""
     masks, draws = model.mask_shapes(T, B), model.draw_shapes(T, B)
     shapes = [shape for _, shape in masks.values()]
     shapes += [(2, *shape) if kind == "normal" else shape for kind, shape in draws.values()]

@@ -54,7 +54,7 @@ class Ranks:
         return self.count == 1
 
     def share(self, lanes: int) -> slice:
-        """This rank's own of so many lanes; the first ranks have one more where they do not divide evenly."""
+        """The lanes of this rank, of so many; the first ranks have one more where they do not divide evenly."""
         per_rank, over = divmod(lanes, self.count)
         first = self.rank * per_rank + min(self.rank, over)
         return slice(first, first + per_rank + (self.rank < over))
@@ -112,7 +112,7 @@ class Ranks:
         return json.loads(self._send(json.dumps(value).encode() if self.lead else b""))
 
     def on_lead(self, compute: Callable[[], T]) -> T:
-        """What the lead computes, plain data, on every rank; the others only wait."""
+        """Call a function on the lead alone and give its result, plain data, to every rank."""
         return self.same(compute() if self.lead else None)
 
     def same_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ def member_recipe(recipe: Recipe, member: MemberName) -> Recipe:
 
 
 def fingerprint(data: Data) -> str:
-    """What the data is, in a few characters: another text or other songs have another."""
+    """A hash of the data in a few characters: another text or other songs have another."""
     digest = hashlib.sha256()
     for name, split in data.splits.items():
         digest.update(name.encode())

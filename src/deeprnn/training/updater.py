@@ -243,7 +243,7 @@ class Updater:
         return good, scale
 
     def _average_weight(self) -> Tensor:
-        """What the newest parameters count for in the average."""
+        """The weight of the newest parameters in the average."""
         part = self.recipe.optimiser
         least = 0.0 if part.average == "tail" else 1 - part.average_decay
         return (1 / self.averaged).clamp(min=least)

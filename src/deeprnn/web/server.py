@@ -47,12 +47,12 @@ class ImpatientProtocol(H11Protocol):
         )
 
     def resume_writing(self) -> None:
-        """It goes on."""
+        """The client reads again."""
         super().resume_writing()
         self._read_deadline = _cancelled(self._read_deadline)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """The connection is closed: cancel both deadlines."""
         self._head_deadline, self._read_deadline = (
             _cancelled(self._head_deadline),
             _cancelled(self._read_deadline),

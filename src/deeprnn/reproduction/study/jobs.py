@@ -82,13 +82,13 @@ class Planner:
         self.known: dict[Recipe, Job] = {}
 
     def search(self, contender: Contender, data: str) -> None:
-        """What is left of a contender's trials."""
+        """Add jobs for what is left of a contender's trials."""
         trials = self.study.family(contender).trials
         recipes = [pair for trial in trials for pair in members(self.study, contender, data, trial)]
         self._add(f"{data}/{contender.name}", recipes, "search")
 
     def final(self, contender: Contender, data: str, trial: Trial) -> None:
-        """What is left of the new seeds."""
+        """Add jobs for what is left of a contender's final seeds."""
         recipes = members(self.study, contender, data, trial, final=True)
         self._add(f"{data}/{contender.name}", recipes, "seeds")
 

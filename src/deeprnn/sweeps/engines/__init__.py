@@ -58,7 +58,7 @@ class Board:
         return self._interrupted
 
     def why(self) -> str:
-        """What was said when everybody was to stop."""
+        """The reason given with `interrupt`."""
         return self._why
 
 

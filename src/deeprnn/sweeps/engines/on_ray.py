@@ -68,7 +68,7 @@ class RayEngine:
             ) from None
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """As a task; its future is told once, whichever attempt ended."""
+        """Submit a Ray task; its future has one result, whichever attempt ended."""
         remote = self.ray.remote(_with_variables).options(**self.resources)
         variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         inner = remote.remote(variables, work, self.board, self.device, *arguments).future()

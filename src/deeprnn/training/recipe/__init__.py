@@ -93,7 +93,7 @@ OUTPUT = {"kind": "output", "nade_size": "nade_size"}
 
 
 def _with_output(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same with a section [output] written into [model]."""
+    """Plain data of a recipe, with its section [output], if any, written into [model]."""
     if not isinstance(data, Mapping) or not isinstance(data.get("output"), Mapping):
         return data
     rest = {name: part for name, part in data.items() if name != "output"}
