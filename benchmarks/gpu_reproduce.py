@@ -49,20 +49,22 @@ from deeprnn.reproduction import clean_scores, tables  # noqa: E402
 from deeprnn.reproduction.compare import compare, comparison_text  # noqa: E402
 from deeprnn.reproduction.entries import read_ledger  # noqa: E402
 from deeprnn.reproduction.identity import identity  # noqa: E402
-from deeprnn.reproduction.plan import Job, find_member, finished_members, make_plan, wanted  # noqa: E402
+from deeprnn.reproduction.plan import Job, cells_named, find_member, finished_members, make_plan  # noqa: E402
 from deeprnn.reproduction.replications import CALLS, RUNS  # noqa: E402
-from deeprnn.reproduction.run import Outcome, Settings, data_of, default_jobs, parse_seeds, reproduce  # noqa: E402
+from deeprnn.reproduction.run import default_jobs, parse_seeds, reproduce  # noqa: E402
+from deeprnn.reproduction.runner import Outcome, Settings  # noqa: E402
 from deeprnn.reproduction.study import dynamic  # noqa: E402
-from deeprnn.reproduction.study.analysis import results, text  # noqa: E402
+from deeprnn.reproduction.study.analysis import results  # noqa: E402
 from deeprnn.reproduction.study.jobs import study_plan  # noqa: E402
 from deeprnn.reproduction.study.plan_file import Study, read_study  # noqa: E402
+from deeprnn.reproduction.study.report import text  # noqa: E402
 from deeprnn.reproduction.study.run import DIVERGED, STARTED, read_runs, run_study  # noqa: E402
 from deeprnn.runs.provenance import command_line, commit, environment  # noqa: E402
 from deeprnn.training.clean import SplitSubset, clean_parts  # noqa: E402
 from deeprnn.training.cuda_graph import on_own_stream  # noqa: E402
+from deeprnn.training.loading import load_data, load_data_once, pick_device  # noqa: E402
 from deeprnn.training.recipe import DataPart, Recipe  # noqa: E402
-from deeprnn.training.saving import member_folders  # noqa: E402
-from deeprnn.training.session import load_data, pick_device  # noqa: E402
+from deeprnn.training.run_folders import member_folders  # noqa: E402
 
 LEDGER, STUDIES = HERE / "results" / "runs", HERE / "results" / "studies"
 TO_SAVE, TO_END = 25.0, 5.0
@@ -250,7 +252,12 @@ class Slice:
     def _score(self) -> None:
         with on_own_stream(self.device):
             clean_scores.score_finished(
-                self.settings.root, self.settings.ledger, self.device, data_of, self.say, self._parts_of
+                self.settings.root,
+                self.settings.ledger,
+                self.device,
+                load_data_once,
+                self.say,
+                self._parts_of,
             )
 
     def _parts_of(self, data: Any) -> Mapping[str, SplitSubset]:
@@ -331,7 +338,7 @@ class Slice:
             for run, name in clean_scores.unscored(root, self.settings.ledger, rows):
                 groups[f"{name}, to be scored"] = _finished_files(run.path)
         if self.study is not None:
-            for entry in dynamic.wanted(self.study, read_runs(self.home), self.home):
+            for entry in dynamic.unscored(self.study, read_runs(self.home), self.home):
                 home = find_member(root, identity(entry.recipe), entry.seed)
                 if home is not None:
                     groups[f"{entry.path.name}, to be scored dynamically"] = _finished_files(home)
@@ -365,7 +372,7 @@ class Slice:
         s = self.settings
         if self.study is not None:
             return [job for row in self._rows() for job in row]
-        names = wanted([*s.only, *self.arguments.keep], s.extras)
+        names = cells_named([*s.only, *self.arguments.keep], s.extras)
         entries = read_ledger(s.ledger)
         return make_plan(names, entries, s.root, seeds=s.seeds, overrides=s.overrides).jobs
 

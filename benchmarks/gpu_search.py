@@ -21,12 +21,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE / "src"))
 
-from deeprnn.reproduction.run import data_of  # noqa: E402
 from deeprnn.sweeps.engines.local import SWITCH  # noqa: E402
 from deeprnn.training.cuda_graph import SETUP, on_own_stream  # noqa: E402
+from deeprnn.training.loading import load_data_once, pick_device  # noqa: E402
 from deeprnn.training.loop import Trainer  # noqa: E402
 from deeprnn.training.recipe import load_recipe, override  # noqa: E402
-from deeprnn.training.session import pick_device  # noqa: E402
 
 
 class Search:
@@ -48,7 +47,7 @@ class Search:
         recipe = override(load_recipe(job["recipe"]), changes)
         with on_own_stream(self.device):
             with SETUP:
-                trainer = Trainer(recipe, data_of(recipe.data), device=self.device)
+                trainer = Trainer(recipe, load_data_once(recipe.data), device=self.device)
             while not trainer.schedule.done and time.monotonic() < self.end:
                 trainer.train_epoch()
                 self.note(number, trainer, trainer.end_epoch())

@@ -23,10 +23,10 @@ from deeprnn.backends.cuda import nvrtc
 from deeprnn.data.batching import music_chunks, text_chunks
 from deeprnn.data.music import MusicData
 from deeprnn.training import evaluate
+from deeprnn.training.loading import load_data
 from deeprnn.training.loop import Trainer
 from deeprnn.training.members import members_of
 from deeprnn.training.recipe import Recipe
-from deeprnn.training.session import load_data
 
 
 class Request(NamedTuple):

@@ -21,8 +21,8 @@ from deeprnn.bench.measure import surroundings
 from deeprnn.files import write_json
 from deeprnn.sweeps.pack import Pack, train_pack
 from deeprnn.sweeps.space import read_space
+from deeprnn.training.loading import load_data
 from deeprnn.training.recipe import load_recipe, override
-from deeprnn.training.session import load_data
 
 SPACE = {
     "optimiser.rate": "log:0.05..2",

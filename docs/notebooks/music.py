@@ -42,7 +42,7 @@ Image(pianoroll_png(chorale[:128], steps_per_beat=steps, dpi=65))
 # layer between state and output (deep **o**utput). It is assembled from the recipe's plain data:
 
 # %%
-from deeprnn.model.structure import equations
+from deeprnn.model.notation import equations
 from deeprnn.render.model_diagram import model_svg
 
 spec = recipe.model.spec(data.size, False, recipe.regulariser.dropout)

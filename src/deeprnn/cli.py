@@ -9,12 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
 from deeprnn import __version__, launcher
 from deeprnn.console import PrintableFormatter, printable, two_columns
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.files import NO_ROOM
 
 # name -> (module:class, one line); the module is imported only when its command runs.
@@ -90,8 +89,7 @@ def find(argv: Sequence[str]) -> tuple[str, list[str]]:
         if len(argv) == 1:
             raise UserError(members(argv[0]))
         raise UserError(f"unknown command 'deeprnn {argv[0]} {argv[1]}': known are {', '.join(family)}")
-    near = get_close_matches(argv[0], [n.split()[0] for n in COMMANDS], n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    hint = did_you_mean(argv[0], [n.split()[0] for n in COMMANDS])
     raise UserError(f"unknown command {argv[0]!r}{hint}: 'deeprnn --help' lists them")
 
 
@@ -102,11 +100,11 @@ def take_imports(argv: Sequence[str]) -> list[str]:
         if word != "--import" and not word.startswith("--import="):
             rest.append(word)
             continue
-        asked = word.partition("=")[2] or next(words, "")
-        if not asked:
+        files = word.partition("=")[2] or next(words, "")
+        if not files:
             raise UserError("--import needs a Python file or a module that holds your cells")
         before = os.environ.get("DEEPRNN_IMPORT")
-        os.environ["DEEPRNN_IMPORT"] = asked if not before else f"{before}{os.pathsep}{asked}"
+        os.environ["DEEPRNN_IMPORT"] = files if not before else f"{before}{os.pathsep}{files}"
     return rest
 
 
@@ -165,8 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename is None:
             _drop_output()
-        told = f"error: {error.filename or 'cannot write the output'}: {error.strerror}"
-        print(printable(told), file=sys.stderr)
+        message = f"error: {error.filename or 'cannot write the output'}: {error.strerror}"
+        print(printable(message), file=sys.stderr)
         return 2
     except MemoryError as error:
         print(

@@ -22,11 +22,17 @@ def need(module: str, extra: str = "") -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        wanted = f"'deeprnn[{extra}]'" if extra else package
-        raise MissingExtra(f"this needs the package {package!r}: pip install {wanted}") from error
+        requirement = f"'deeprnn[{extra}]'" if extra else package
+        raise MissingExtra(f"this needs the package {package!r}: pip install {requirement}") from error
 
 
-def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """For an error about a name: " (did you mean 'dots'?)", empty where no known name is like it."""
+    names = nearest(name, known, cutoff=cutoff)
+    return f" (did you mean {names[0]!r}?)" if names else ""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
     """Of the known names those most like `name`, best first; of a dotted one the last part counts as the whole does."""
 
     def likeness(other: str) -> float:
@@ -35,4 +41,4 @@ def nearest(name: str, known: Iterable[str], count: int = 1) -> list[str]:
         return max(whole, last - 0.01)  # of two, the one whose whole name is alike
 
     rated = sorted(((likeness(other), other) for other in known), key=lambda pair: -pair[0])[:count]
-    return [other for rating, other in rated if rating >= max(0.6, rated[0][0] - 0.1)]
+    return [other for rating, other in rated if rating >= max(cutoff, rated[0][0] - 0.1)]

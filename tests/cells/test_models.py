@@ -19,8 +19,9 @@ from deeprnn.errors import UserError
 from deeprnn.generation.one_step import fastest_step
 from deeprnn.model.export import export_program
 from deeprnn.model.models import assemble, build
+from deeprnn.model.notation import equations, label
 from deeprnn.model.specs import ModelSpec
-from deeprnn.model.structure import dissect, equations, label
+from deeprnn.model.structure import dissect
 from deeprnn.render.model_diagram import model_svg
 from deeprnn.runs.folder import load_run, population
 from deeprnn.training.recipe import Recipe, to_toml

@@ -12,7 +12,7 @@ from deeprnn.commands.recipe_options import MOST_USED, SHORT, apply, split_overr
 from deeprnn.errors import UserError
 from deeprnn.training.defaults import model_of
 from deeprnn.training.recipe import Recipe, field_names, load_recipe, override, packaged
-from deeprnn.training.saving import label
+from deeprnn.training.run_folders import label
 from tests.small_runs import text_file
 
 

@@ -13,9 +13,10 @@ from deeprnn.errors import UserError
 from deeprnn.generation.one_step import fastest_step
 from deeprnn.model.export import export_program
 from deeprnn.model.models import assemble, build
+from deeprnn.model.notation import equations
 from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.model.specs import Dropout, ModelSpec
-from deeprnn.model.structure import dissect, equations
+from deeprnn.model.structure import dissect
 from deeprnn.render.model_diagram import model_svg
 from deeprnn.runs.folder import load_run
 from deeprnn.training.session import run_recipe

@@ -360,7 +360,8 @@ def test_a_mapped_model_equals_each_alone():
 
 
 def test_specs_survive_json_and_labels_name_it():
-    from deeprnn.model.structure import dissect, equations, label, short_name
+    from deeprnn.model.notation import equations, label, short_name
+    from deeprnn.model.structure import dissect
 
     spec = model().spec
     assert deeprnn.ModelSpec.from_dict(spec.to_dict()) == spec

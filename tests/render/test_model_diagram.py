@@ -12,8 +12,9 @@ import pytest
 from deeprnn.errors import UserError
 from deeprnn.model import paper
 from deeprnn.model.models import assemble
+from deeprnn.model.notation import equations, label, short_count
 from deeprnn.model.sequence_model import SequenceModel
-from deeprnn.model.structure import dissect, equations, label, short_count
+from deeprnn.model.structure import dissect
 from deeprnn.render.model_diagram import HIGH, WIDE, model_picture, model_png, model_svg
 
 MUSIC = {"input_size": 9, "output_size": 7}

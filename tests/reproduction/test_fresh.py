@@ -16,7 +16,8 @@ from deeprnn.reproduction.compare import chance, compare
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.plan import recipe_for, spans, stage_of
-from deeprnn.reproduction.run import Settings, parse_seeds, plan_of
+from deeprnn.reproduction.run import parse_seeds, plan_of
+from deeprnn.reproduction.runner import Settings
 from tests.reproduction.ledger import entry, write
 from tests.reproduction.toys import TINY, made_up_songs
 

@@ -10,9 +10,10 @@ import pytest
 from deeprnn.cli import main
 from deeprnn.data import sources
 from deeprnn.errors import UserError
-from deeprnn.reproduction import run as running
+from deeprnn.reproduction import runner
 from deeprnn.reproduction.entries import Entry, read_ledger
-from deeprnn.reproduction.run import Settings, reproduce
+from deeprnn.reproduction.run import reproduce
+from deeprnn.reproduction.runner import Settings
 from deeprnn.reproduction.study.plan_file import read_study
 from deeprnn.reproduction.study.run import read_runs, run_study
 from tests.reproduction.test_study import quiet, toy  # noqa: F401  a fixture
@@ -39,7 +40,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def killed(cluster, tmp_path, monkeypatch) -> list[str]:
     """Kills one node as soon as some job has saved something; holds what was saved then."""
-    real, seen = running._Runner._check_clock, []
+    real, seen = runner.Runner._check_clock, []
 
     def check(self, engine) -> None:
         saved = [path.parent.name for path in tmp_path.glob("cluster/**/last.json")]
@@ -48,7 +49,7 @@ def killed(cluster, tmp_path, monkeypatch) -> list[str]:
             cluster.kill_oldest()
         real(self, engine)
 
-    monkeypatch.setattr(running._Runner, "_check_clock", check)
+    monkeypatch.setattr(runner.Runner, "_check_clock", check)
     return seen
 
 

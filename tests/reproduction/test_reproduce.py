@@ -16,14 +16,15 @@ from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.model import paper
 from deeprnn.reproduction import plan as planning
-from deeprnn.reproduction import run as running
+from deeprnn.reproduction import runner as running
 from deeprnn.reproduction import tables
 from deeprnn.reproduction.entries import groups, read_ledger, record
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.job import Place, run_job
 from deeprnn.reproduction.kernels import Loop
-from deeprnn.reproduction.plan import Job, changed, make_plan, recipe_for, wanted
-from deeprnn.reproduction.run import Outcome, Settings, _Runner, reproduce
+from deeprnn.reproduction.plan import Job, cells_named, changed, make_plan, recipe_for
+from deeprnn.reproduction.run import reproduce
+from deeprnn.reproduction.runner import Outcome, Runner, Settings
 from deeprnn.reproduction.times import cpu_update, estimate, makespan, ordered
 from deeprnn.runs import checkpoint, ledger
 from deeprnn.runs.folder import Run
@@ -57,16 +58,16 @@ def by_name(plan: planning.JobPlan) -> dict[str, Job]:
 
 
 def test_all_23_cells_are_wanted_and_have_recipes():
-    names = wanted()
+    names = cells_named()
     assert len(names) == 23
-    for name in wanted(extras=True):
+    for name in cells_named(extras=True):
         recipe = recipe_for(name)
         assert f"{recipe.data.name}/{recipe.model.kind}" == name
-    assert sum(n.startswith("extra/") for n in packaged()) == len(wanted(extras=True)) - 23
+    assert sum(n.startswith("extra/") for n in packaged()) == len(cells_named(extras=True)) - 23
 
 
 def test_extra_models_train_as_the_paper_s_do():
-    for name in (n for n in wanted(extras=True) if n not in wanted()):
+    for name in (n for n in cells_named(extras=True) if n not in cells_named()):
         extra, like = recipe_for(name), recipe_for(f"{name.partition('/')[0]}/dts")
         for part in ("data", "init", "optimiser", "schedule", "regulariser", "stop"):
             assert getattr(extra, part) == getattr(like, part), (
@@ -92,11 +93,11 @@ def test_what_wants_the_whole_card_has_it_to_itself(loop, tmp_path: Path, monkey
     assert [job.alone for job in plan.jobs] == [True, False, True]
     cases = [("cuda", star, []), ("cuda:1", star, []), ("cpu", star, [shallow, other])]
     for device, busy, allowed in [*cases, ("cuda", shallow, []), ("cpu", shallow, [star, other])]:
-        runner = _Runner(Settings(device=device), plan, print, lambda: None, [], Outcome())
+        runner = Runner(Settings(device=device), plan, print, lambda: None, [], Outcome())
         runner.waiting.remove(busy)
         runner.running[Future()] = busy
         assert _started(runner) == allowed
-    runner = _Runner(Settings(device="cuda"), plan, print, lambda: None, [], Outcome())
+    runner = Runner(Settings(device="cuda"), plan, print, lambda: None, [], Outcome())
     assert runner._ready() is not None, "nothing runs: anything may begin"
 
 
@@ -107,7 +108,7 @@ def test_narrow_models_come_first_and_two_wide_ones_beside_them(
         [f"{data}/{kind}" for data in paper.INPUTS for kind in ("rnn", "dts")], [], tmp_path
     ).jobs
     own_loop(monkeypatch, jobs, rnn=NARROW, dts=WIDE)
-    runner = _Runner(Settings(device="cuda"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
+    runner = Runner(Settings(device="cuda"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
     kinds = []
     while job := runner._ready():
         kinds.append(job.recipe.model.kind)
@@ -116,12 +117,12 @@ def test_narrow_models_come_first_and_two_wide_ones_beside_them(
     assert kinds == ["rnn"] * 5 + ["dts"] * 2
     runner.running = {f: j for f, j in runner.running.items() if j.wide}
     assert len(_started(runner)) == 3, "with no narrow one beside them wide ones may be more"
-    free = _Runner(Settings(device="cpu"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
+    free = Runner(Settings(device="cpu"), planning.JobPlan(jobs), print, lambda: None, [], Outcome())
     assert free._ready() is jobs[0], "on a CPU there is nothing to share"
 
 
 def test_every_cell_of_the_paper_has_persistent_kernels(tmp_path: Path):
-    for job in make_plan(wanted(extras=True), [], tmp_path, seeds=1).jobs:
+    for job in make_plan(cells_named(extras=True), [], tmp_path, seeds=1).jobs:
         assert job.loop is not None, job.name
         assert job.loop.small_kernels is None, job.name
         assert job.wide == (job.recipe.data.lanes > 1), job.name
@@ -131,7 +132,7 @@ def test_every_cell_of_the_paper_has_persistent_kernels(tmp_path: Path):
     assert hidden[0].loop.share == 1.0, "these weights need all processors"
 
 
-def _started(runner: _Runner) -> list:
+def _started(runner: Runner) -> list:
     """The jobs that may begin, each beside those that run now."""
     ready = []
     while job := runner._ready():
@@ -141,16 +142,16 @@ def _started(runner: _Runner) -> list:
 
 
 def test_words_of_only():
-    assert wanted(["jsb"]) == [f"jsb/{m}" for m in paper.LABELS]
-    assert wanted(["musedata/dts", "*/srnn"])[:2] == ["musedata/dts", "nottingham/srnn"]
-    assert "jsb/dts4" in wanted(["jsb"], extras=True)
-    assert wanted(["jsb/dts4"]) == ["jsb/dts4"]
+    assert cells_named(["jsb"]) == [f"jsb/{m}" for m in paper.LABELS]
+    assert cells_named(["musedata/dts", "*/srnn"])[:2] == ["musedata/dts", "nottingham/srnn"]
+    assert "jsb/dts4" in cells_named(["jsb"], extras=True)
+    assert cells_named(["jsb/dts4"]) == ["jsb/dts4"]
     with pytest.raises(UserError, match="did you mean 'nottingham'"):
-        wanted(["notingham"])
+        cells_named(["notingham"])
 
 
 def test_first_stages_come_first_and_are_shared(tmp_path: Path):
-    jobs = by_name(make_plan(wanted(), [], tmp_path))
+    jobs = by_name(make_plan(cells_named(), [], tmp_path))
     for data in paper.INPUTS:
         assert jobs[f"{data}/dots"].needs is jobs[f"{data}/dts"], f"{data}: trained once, used twice"
         assert jobs[f"{data}/rnn"].needs is None
@@ -166,7 +167,7 @@ def test_first_stages_come_first_and_are_shared(tmp_path: Path):
 
 
 def test_a_first_stage_without_shortcut_is_a_dt(tmp_path: Path):
-    jobs = by_name(make_plan(wanted(["jsb/dot", "jsb/dt", "jsb/sdts"]), [], tmp_path))
+    jobs = by_name(make_plan(cells_named(["jsb/dot", "jsb/dt", "jsb/sdts"]), [], tmp_path))
     assert jobs["jsb/dot"].needs is jobs["jsb/dt"]
     assert jobs["jsb/sdts"].needs is jobs["jsb/dts"]
     assert jobs["jsb/dt"].why == "cell"
@@ -279,7 +280,7 @@ def test_without_a_ledger_one_seed_of_everything_is_expected_to_take_what_it_too
     """But for DOT(S)*, which ran by small kernels then, one after the other when all else had ended."""
     measured = json.loads((ROOT / "results" / "bench" / "h200-one-seed.json").read_text())
     ended = max(job["end"] for job in measured["jobs"] if "dots-star" not in job["job"])
-    jobs = make_plan(wanted(), [], tmp_path, seeds=1).jobs
+    jobs = make_plan(cells_named(), [], tmp_path, seeds=1).jobs
     assert {job.name for job in jobs} == {job["job"] for job in measured["jobs"]}
     for job in jobs:
         estimate(job, [], "cuda")
@@ -290,7 +291,7 @@ def test_without_a_ledger_one_seed_of_everything_is_expected_to_take_what_it_too
 def test_on_a_gpu_four_populations_share_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("deeprnn.training.session.pick_device", lambda name: "cuda")
+    monkeypatch.setattr("deeprnn.training.loading.pick_device", lambda name: "cuda")
     place = ["--ledger", str(tmp_path), "--runs", str(tmp_path)]
     assert main(["reproduce", "--plan", "--only", "jsb", *place]) == 0
     assert "6 populations on cuda, 4 at once" in capsys.readouterr().out

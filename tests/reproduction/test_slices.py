@@ -20,16 +20,17 @@ import pytest
 from deeprnn.data.music import MusicData, Songs
 from deeprnn.data.rolls import save_npz
 from deeprnn.errors import UserError
-from deeprnn.reproduction import run as running
 from deeprnn.reproduction import tables
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.replications import read_replications
-from deeprnn.reproduction.run import Settings, reproduce
+from deeprnn.reproduction.run import reproduce
+from deeprnn.reproduction.runner import Settings
 from deeprnn.reproduction.study import dynamic
 from deeprnn.reproduction.study import run as study_run
 from deeprnn.reproduction.study.analysis import results
 from deeprnn.reproduction.study.plan_file import read_study
 from deeprnn.reproduction.study.run import read_runs
+from deeprnn.training import loading
 from tests.reproduction.toys import STUDY, TINY, made_up_songs, small_songs, write_study
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +171,7 @@ def test_a_gpu_compiles_what_comes_first_before_it_trains(tmp_path: Path, songs:
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A study's plan, and what a call for it is given; no folder of studies to go on from."""
     study = read_study(str(write_study(tmp_path)))
-    running._load.cache_clear()
+    loading.forget_data()
     monkeypatch.setattr(gpu_reproduce, "STUDIES", tmp_path / "studies")
     return study, {"study": str(study.path), "seeds": "", "override": []}
 

@@ -14,21 +14,23 @@ import pytest
 from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.model.structure import dissect
-from deeprnn.reproduction import run as running
 from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import read_ledger
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.plan import Job, JobPlan, find_member
-from deeprnn.reproduction.run import Settings, data_of
+from deeprnn.reproduction.run import run_plan
+from deeprnn.reproduction.runner import Settings
 from deeprnn.reproduction.study import analysis, dynamic, figure, goals
 from deeprnn.reproduction.study import run as study_run
-from deeprnn.reproduction.study.analysis import results, text
+from deeprnn.reproduction.study.analysis import results
 from deeprnn.reproduction.study.figure import study_figure
 from deeprnn.reproduction.study.jobs import Runs, chosen, study_plan
 from deeprnn.reproduction.study.plan_file import Goal, packaged_studies, read_study, recipes_of
+from deeprnn.reproduction.study.report import text
 from deeprnn.reproduction.study.run import describe_study, read_runs, run_study
 from deeprnn.runs.folder import Run
 from deeprnn.runs.locking import lock
+from deeprnn.training import loading
 from deeprnn.training.dynamic import dynamic_evaluation
 from deeprnn.training.members import members_of
 from deeprnn.training.recipe import override
@@ -38,7 +40,7 @@ from tests.reproduction.toys import write_study
 @pytest.fixture
 def toy(tmp_path: Path):
     """The study's plan, settings and ledger."""
-    running._load.cache_clear()
+    loading.forget_data()
     return read_study(str(write_study(tmp_path))), Settings(root=tmp_path / "runs"), tmp_path / "ledger"
 
 
@@ -127,7 +129,7 @@ def test_the_budget_reaches_processes(toy, tmp_path):
         place = tmp_path / str(recorded)
         now = replace(settings, jobs=2, budget=0.3, root=place, ledger=place / "l", record_cut_off=recorded)
         jobs = [Job(f"toy/{recipe.model.kind}", recipe) for recipe in recipes]
-        outcome = running.run_plan(JobPlan(jobs), now, quiet)
+        outcome = run_plan(JobPlan(jobs), now, quiet)
         assert (outcome.over, outcome.signal, outcome.failed) == (True, 0, {})
         assert sorted(outcome.unfinished) == sorted(job.name for job in jobs)
         assert len(list(place.glob("*/last.json"))) == 2
@@ -227,7 +229,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     path = write_study(folder)
     path.write_text(path.read_text().replace("[11, 12]", "[11, 12, 13]"))
-    running._load.cache_clear()
+    loading.forget_data()
     study = read_study(str(path))
     assert run_study(study, Settings(root=folder / "runs"), folder / "ledger", quiet).status == 0
     return study, read_runs(folder / "ledger")
@@ -464,7 +466,7 @@ def test_goals_are_shown_beside_what_is_known(toy, monkeypatch):
     (entry,) = [e for e in finals if e.path.name == name]
     model = Run(find_member(settings.root, identity(entry.recipe), entry.seed)).model()
     again = dynamic_evaluation(
-        model, data_of(entry.recipe.data), "test", rate=0.01, chunk=entry.recipe.data.chunk
+        model, loading.load_data_once(entry.recipe.data), "test", rate=0.01, chunk=entry.recipe.data.chunk
     )
     assert kept["test"] == again
     before = (ledger / dynamic.FILE).read_text()

@@ -12,6 +12,7 @@ import numpy as np
 from deeprnn.data.music import Grid, MusicData, Songs
 from deeprnn.data.rolls import save_npz
 from deeprnn.reproduction import run as running
+from deeprnn.training import loading
 
 TINY = (
     "jsb/rnn:model.hidden=6",
@@ -37,7 +38,7 @@ def made_up_songs() -> Iterator[None]:
     """A made-up `jsb` in place of the benchmark set."""
     data = small_songs()
     with (
-        mock.patch.object(running, "_load", return_value=data),
+        mock.patch.object(loading, "_load", return_value=data),
         mock.patch.object(running.sources, "find", return_value=()),
     ):
         yield

@@ -17,14 +17,15 @@ import pytest
 import torch
 
 from deeprnn.cli import main
-from deeprnn.commands.run_view import summary
 from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.files import DiskFull, write_atomically
 from deeprnn.runs import checkpoint, ledger, provenance
-from deeprnn.runs.folder import Run, best_member, change_run, list_runs, load_run, new_folder
+from deeprnn.runs.folder import Run, best_member, list_runs, load_run, new_folder
 from deeprnn.runs.locking import lock
 from deeprnn.runs.provenance import commit
+from deeprnn.runs.run_files import change_run
+from deeprnn.runs.summary import summary
 from deeprnn.training import saving
 from deeprnn.training.evaluate import evaluate
 from deeprnn.training.loop import NonFinite
@@ -199,11 +200,12 @@ def test_training_in_a_thread_listens_to_no_signals(tmp_path):
 def test_the_view_shows_an_epoch_a_line(tmp_path, monkeypatch, terminal):
     from rich.console import Console
 
-    from deeprnn.commands import run_view
+    from deeprnn.commands import run_results, run_view
 
     written = io.StringIO()
     screen = Console(file=written, force_terminal=terminal, width=200, highlight=False)
     monkeypatch.setattr(run_view, "console", lambda: screen)
+    monkeypatch.setattr(run_results, "console", lambda: screen)
     monkeypatch.setattr(run_view, "REFRESH", 0.0)
 
     class Closing(run_view.RunView):
@@ -222,7 +224,7 @@ def test_the_view_shows_an_epoch_a_line(tmp_path, monkeypatch, terminal):
     assert "epoch     train     valid" in shown
     assert re.search(r"[\r\n]\s*2  +\d", shown)
     assert ("left" in shown) == terminal
-    run_view.conclusion(tmp_path / "r")
+    run_results.conclusion(tmp_path / "r")
     assert "test over 2 members: mean" in written.getvalue()
 
 
@@ -331,7 +333,7 @@ def test_a_vocabulary_that_is_not_the_model_s_is_told_in_words(tmp_path, content
 
 
 def test_a_curve_without_an_end_is_not_read(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("deeprnn.runs.folder.MOST_METRICS", 1000)
+    monkeypatch.setattr("deeprnn.runs.run_files.MOST_METRICS", 1000)
     folder = Path(shutil.copytree(finished, tmp_path / "run"))
     (folder / "metrics.jsonl").write_text('{"epoch": 1, "valid": 1.0}\n' * 100)
     with pytest.raises(UserError, match="larger than 1,000 bytes"):

@@ -24,9 +24,9 @@ from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.files import DiskFull
 from deeprnn.runs.locking import lock
+from deeprnn.sweeps import coordinator
 from deeprnn.sweeps import pack as packs
-from deeprnn.sweeps import run as coordinator
-from deeprnn.sweeps.engines import Lost
+from deeprnn.sweeps.engines import WorkerLost
 from deeprnn.sweeps.engines.local import LocalEngine
 from deeprnn.sweeps.folder import open_study
 from deeprnn.sweeps.html import sweep_html, top_of
@@ -35,6 +35,7 @@ from deeprnn.sweeps.spec import load_spec
 from deeprnn.sweeps.storage import Store
 from deeprnn.sweeps.study import Study, best
 from deeprnn.sweeps.winner import score_winner, write_winner
+from deeprnn.training import loading
 from deeprnn.training.recipe import load_recipe, override
 from deeprnn.training.session import run_recipe
 from tests.small_runs import text_file
@@ -89,8 +90,8 @@ def test_a_finished_sweep_runs_nothing_again_and_more_trials_are_added(tmp_path)
 
 def test_its_data_are_read_once(tmp_path, monkeypatch):
     """And what they are warned of is told once."""
-    load, read = coordinator.session.load_data, []
-    monkeypatch.setattr(coordinator.session, "load_data", lambda part: read.append(part) or load(part))
+    load, read = loading.load_data, []
+    monkeypatch.setattr(loading, "load_data", lambda part: read.append(part) or load(part))
     sweep(spec(trials=2), tmp_path, pack=1)
     assert len(read) == 1
 
@@ -179,7 +180,7 @@ def test_a_worker_that_dies_takes_no_other_with_it():
     with LocalEngine("cpu", 2) as engine:
         first = engine.submit(_wait_for_a_report)
         second = engine.submit(_kill_oneself)
-        with pytest.raises(Lost, match="a worker process died"):
+        with pytest.raises(WorkerLost, match="a worker process died"):
             second.result(timeout=60)
         engine.board.report(0, [])
         (worker,) = {first.result(timeout=60)}
@@ -188,7 +189,7 @@ def test_a_worker_that_dies_takes_no_other_with_it():
         third = engine.submit(_wait_for_a_report)
         try:
             assert third.result(timeout=60) != worker
-        except Lost:  # its end was noticed only then
+        except WorkerLost:  # its end was noticed only then
             engine.board.report(0, [])
             assert engine.submit(_wait_for_a_report).result(timeout=60) != worker
 
@@ -270,7 +271,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("place", ["ask", "complete", "report", "_remove_pack", "_submit"])
 def test_killed_anywhere_no_trial_is_lost_or_counted_twice(tmp_path, monkeypatch, place, count):
-    owner = Study if hasattr(Study, place) else coordinator._Coordinator
+    owner = Study if hasattr(Study, place) else coordinator.Coordinator
     real, calls = getattr(owner, place), []
 
     def dies(self, *arguments):
@@ -340,11 +341,13 @@ def test_scores_of_epochs_do_not_wait_for_the_disk_and_ends_of_trials_do(tmp_pat
 
 def test_trials_that_have_ended_are_read_once(tmp_path, monkeypatch):
     """A live table is drawn twice a second, of thousands of trials."""
-    study, read, real = open_study(spec(trials=40), tmp_path / "s"), [], Study._read
+    study, read, real = open_study(spec(trials=40), tmp_path / "s"), [], Study._from_optuna
     for trial in study.ask(40)[:30]:
         study.complete(trial.number, 1.0)
     study.trials()
-    monkeypatch.setattr(Study, "_read", lambda self, frozen: read.append(frozen.number) or real(self, frozen))
+    monkeypatch.setattr(
+        Study, "_from_optuna", lambda self, frozen: read.append(frozen.number) or real(self, frozen)
+    )
     assert [t.state for t in study.trials()] == ["complete"] * 30 + ["running"] * 10
     assert read == list(range(30, 40))
 
@@ -445,7 +448,7 @@ def test_a_pack_that_gets_further_each_time_may_lose_any_number_of_workers(tmp_p
             self.board.report(number, rows)
             if rows[0]["epoch"] == Shortlived.saved + 2:  # earlier ones, told again, are not new
                 Shortlived.saved += 1
-                raise Lost("a node died")
+                raise WorkerLost("a node died")
             return []
 
         def __getattr__(self, name):
@@ -463,7 +466,7 @@ def test_a_pack_that_gets_further_each_time_may_lose_any_number_of_workers(tmp_p
 
 
 def _die(board, device):
-    raise Lost("a worker process died")
+    raise WorkerLost("a worker process died")
 
 
 # ---- two at once
@@ -566,7 +569,7 @@ def test_a_search_never_scores_test(tmp_path, monkeypatch):
 def test_only_the_best_trials_keep_their_parameters(tmp_path):
     outcome = sweep(spec(trials=9), tmp_path / "s")
     kept = {int(p.parent.name) for p in (tmp_path / "s").rglob("best.safetensors")}
-    assert kept == {t.number for t in best(outcome.trials, coordinator.KEPT)}
+    assert kept == {t.number for t in best(outcome.trials, coordinator.BEST_KEPT)}
 
 
 # ---- the page, the store, processes
@@ -690,7 +693,7 @@ def test_killed_before_a_trials_files_were_brought_here_it_still_has_them(tmp_pa
 
     Elsewhere.root = str(tmp_path / "there")
     which, store = spec(trials=6), f"file://{tmp_path}/store"
-    monkeypatch.setattr(coordinator._Coordinator, "_remove_pack", dies)
+    monkeypatch.setattr(coordinator.Coordinator, "_remove_pack", dies)
     with pytest.raises(Killed):
         sweep(which, tmp_path / "s", engine=Elsewhere("cpu", 1), store=store)
     monkeypatch.undo()

@@ -17,7 +17,7 @@ from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.sweeps.folder import read_owner
 from deeprnn.sweeps.spec import Spec, load_spec
-from deeprnn.sweeps.trial_storage import same_place, shown
+from deeprnn.sweeps.trial_storage import same_place, without_password
 from deeprnn.sweeps.winner import score_winner
 from tests.sweeps.postgresql import PASSWORD, Server
 from tests.sweeps.toys import Quiet, as_file, spec, sweep
@@ -84,8 +84,8 @@ def test_a_database_serves_as_a_journal_does_and_its_folder_remembers_it(tmp_pat
         ("shared/journal.log", "shared/journal.log"),
     ],
 )
-def test_passwords_are_not_shown(url, text):
-    assert shown(url) == text
+def test_passwords_are_not_without_password(url, text):
+    assert without_password(url) == text
 
 
 def test_one_place_has_many_spellings():

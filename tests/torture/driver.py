@@ -144,8 +144,8 @@ def failed(found: dict[str, Any]) -> int:
 def summary(found: Sequence[dict[str, Any]], seed: int, minutes: float, seconds: float) -> dict[str, Any]:
     """Everything as plain data."""
     from deeprnn import __version__
-    from deeprnn.runs.folder import now
     from deeprnn.runs.provenance import commit
+    from deeprnn.runs.run_files import now
 
     return {
         "format": 1,

@@ -101,7 +101,8 @@ DEEP = (
 
 
 def _reproduce(folder: Path) -> int:
-    from deeprnn.reproduction.run import Settings, reproduce
+    from deeprnn.reproduction.run import reproduce
+    from deeprnn.reproduction.runner import Settings
 
     settings = Settings(
         only=("jsb/dts", "jsb/dots"),
@@ -230,7 +231,7 @@ def still_clock() -> Iterator[None]:
 
     with (
         mock.patch.object(time, "perf_counter", _always(1000.0)),
-        mock.patch("deeprnn.runs.folder.datetime", Clock),
+        mock.patch("deeprnn.runs.run_files.datetime", Clock),
         mock.patch("subprocess.run", side_effect=OSError("no git here")),
         mock.patch("os.getpid", _always(12345)),
     ):

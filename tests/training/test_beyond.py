@@ -15,7 +15,7 @@ from deeprnn.training.dynamic import dynamic_evaluation, tuned
 from deeprnn.training.loop import Trainer
 from deeprnn.training.members import members_of
 from deeprnn.training.recipe import Recipe, load_recipe, override, packaged
-from deeprnn.training.saving import member_recipe
+from deeprnn.training.run_folders import member_recipe
 from deeprnn.training.session import run_recipe
 from tests.small_runs import small_run
 from tests.training.toys import music, recipe, text

@@ -14,9 +14,10 @@ import pytest
 from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.runs import checkpoint
-from deeprnn.runs.folder import KEYS, Run, load_run, population
+from deeprnn.runs.folder import Run, load_run, population
 from deeprnn.runs.locking import held, lock
-from deeprnn.training import saving
+from deeprnn.runs.run_files import KEYS
+from deeprnn.training import run_folders, saving
 from deeprnn.training.recipe import to_toml
 from deeprnn.training.session import recipe_of, run_recipe
 from tests.runs.test_folder import StopAt
@@ -162,20 +163,20 @@ def test_a_kill_at_the_very_end_leaves_no_finished_run_without_its_ledger_entry(
     for writes in range(3):
         folder, count = tmp_path / str(writes), iter(range(100))
 
-        def killed(path, data, writes=writes, count=count, real=saving.write_json):
+        def killed(path, data, writes=writes, count=count, real=run_folders.write_json):
             if next(count) >= writes:
                 raise KeyboardInterrupt
             real(path, data)
 
         with monkeypatch.context() as patch:
-            real = saving.finish
+            real = run_folders.finish
 
             def conclude(*args, patch=patch, killed=killed, real=real):
-                patch.setattr(saving, "write_json", killed)
-                patch.setattr("deeprnn.runs.folder.write_json", killed)
+                patch.setattr(run_folders, "write_json", killed)
+                patch.setattr("deeprnn.runs.run_files.write_json", killed)
                 return real(*args)
 
-            patch.setattr(saving, "finish", conclude)
+            patch.setattr(run_folders, "finish", conclude)
             if writes < 2:
                 with pytest.raises(KeyboardInterrupt):
                     run_recipe(recipe(stop__epochs=1), folder, data=music())

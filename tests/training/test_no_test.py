@@ -11,14 +11,14 @@ import pytest
 from deeprnn.cli import main
 from deeprnn.errors import UserError
 from deeprnn.generation.primers import run_data
-from deeprnn.reproduction import run as running
 from deeprnn.reproduction.cells import rows
 from deeprnn.reproduction.entries import identity, read_entry, read_ledger
 from deeprnn.reproduction.html.gather import predict
-from deeprnn.reproduction.run import Settings, plan_of, reproduce
+from deeprnn.reproduction.run import plan_of, reproduce
+from deeprnn.reproduction.runner import Settings
 from deeprnn.runs.folder import Run
 from deeprnn.runs.summary import summary
-from deeprnn.training import session
+from deeprnn.training import loading
 from deeprnn.training.loop import Trainer
 from deeprnn.training.recipe import load_recipe
 from deeprnn.training.session import run_recipe
@@ -93,7 +93,7 @@ def test_what_is_generated_is_not_compared_with_the_test_part(tmp_path, monkeypa
     """The copy check and the musical statistics take what the model has not seen from elsewhere."""
     recipe = toys.recipe(data__name="toy", data__level="char", evaluation__test=False)
     run_recipe(recipe, tmp_path / "run", data=make())
-    monkeypatch.setattr(session, "load_data", lambda part: poisoned(make()))
+    monkeypatch.setattr(loading, "load_data", lambda part: poisoned(make()))
     run = Run(tmp_path / "run")
     assert "test" not in run_data(run).splits
     capsys.readouterr()
@@ -106,7 +106,7 @@ def test_a_search_s_runs_fill_no_cell_and_are_not_taken_for_scored_ones(tmp_path
                         ledger=tmp_path / "ledger")  # fmt: skip
     said: list[str] = []
     with made_up_songs():
-        running._load(None).splits["test"] = Poisoned()  # type: ignore[arg-type]
+        loading._load(None).splits["test"] = Poisoned()  # type: ignore[arg-type]
         assert reproduce(settings, said.append).status == 0
     assert any("finished, valid" in line for line in said)
     assert not any("test" in line.lower() for line in said)

@@ -51,11 +51,11 @@ def test_both_stages_in_one_call(tmp_path, changes, kind):
     ],
 )
 def test_limits_on_the_command_line_hold_for_both_stages(words, first, second, monkeypatch):
-    from deeprnn.commands import train
+    from deeprnn.commands import train, training
 
     seen = []
-    monkeypatch.setattr("deeprnn.training.session.load_data", lambda part: music())
-    monkeypatch.setattr(train, "conduct", lambda recipe, *args, **more: seen.append(recipe) or 0)
+    monkeypatch.setattr("deeprnn.training.loading.load_data", lambda part: music())
+    monkeypatch.setattr(training, "train_recipe", lambda recipe, *args, **more: seen.append(recipe) or 0)
     assert train.Train.from_argv(["paper/jsb/dots", "--device", "cpu", "--quiet", *words]).run() == 0
     stage = first_stage(seen[0])
     assert stage is not None

@@ -20,8 +20,9 @@ from deeprnn.runs.folder import load_run
 from deeprnn.training import saving, threads
 from deeprnn.training.dynamic import dynamic_evaluation
 from deeprnn.training.evaluate import evaluate
+from deeprnn.training.loading import rooted
 from deeprnn.training.recipe import Recipe, override, to_toml
-from deeprnn.training.session import recipe_of, rooted, run_recipe
+from deeprnn.training.session import recipe_of, run_recipe
 from tests.runs.test_folder import StopAt, strip
 from tests.torture.stories import outcome
 from tests.training.toys import DEEP, music, recipe, resume, text

@@ -12,8 +12,9 @@ import torch
 from deeprnn.data import Grid
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.models import dots_rnn, dts_rnn, rnn
+from deeprnn.model.notation import label
 from deeprnn.model.sequence_model import SequenceModel
-from deeprnn.model.structure import dissect, label
+from deeprnn.model.structure import dissect
 from deeprnn.runs.checkpoint import save_best
 
 TEXT = "the quick brown fox jumps over the lazy dog\n"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from deeprnn.render import midi_bytes
-from deeprnn.runs.folder import change_run
+from deeprnn.runs.run_files import change_run
 from deeprnn.web.limits import Limits
 from tests.web.browser import Browser, launch
 from tests.web.conftest import Server, serve
@@ -605,20 +605,20 @@ def test_a_view_that_came_too_late_leaves_nothing_behind(open_page: Open, server
     page.evaluate(f"location.hash = '#/run/{live}'")
     page.wait_for_selector("h1:text('young')")
     for _ in range(100):  # the title is there before the live connection is
-        if server.page.watchers.taken:
+        if server.page.watchers.in_use:
             break
         page.wait_for_timeout(20)
-    assert server.page.watchers.taken == 1
+    assert server.page.watchers.in_use == 1
     held[0].continue_()
     page.wait_for_timeout(400)
     assert page.locator("h1").inner_text() == "young"
     page.evaluate("location.hash = '#/'")
     page.wait_for_selector(".home")
     for _ in range(100):
-        if not server.page.watchers.taken:
+        if not server.page.watchers.in_use:
             break
         page.wait_for_timeout(50)
-    assert server.page.watchers.taken == 0
+    assert server.page.watchers.in_use == 0
 
 
 def test_news_leave_the_focus_where_it_is(open_page: Open, tmp_path: Path, serve_folder: ServeFolder) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deeprnn.runs.folder import change_run
+from deeprnn.runs.run_files import change_run
 from deeprnn.web.limits import Limits
 from deeprnn.web.live import Tail
 from tests.web.conftest import Server, serve
@@ -107,7 +107,7 @@ def test_a_run_is_watched_to_its_end(growing: tuple[Path, Server]) -> None:
                 break
     assert seen == [1, 2, 3, 4, 5, 6]
     assert statuses[-1] == "finished"
-    assert eventually(lambda: server.page.watchers.taken == 0)
+    assert eventually(lambda: server.page.watchers.in_use == 0)
 
 
 def test_the_running_epoch_is_watched_too(growing: tuple[Path, Server]) -> None:
@@ -140,7 +140,7 @@ def test_watchers_are_counted_and_leave(growing: tuple[Path, Server]) -> None:
             third = client.get(url)
             assert third.status_code == 503
             assert third.headers["retry-after"]
-        assert eventually(lambda: server.page.watchers.taken == 0)
+        assert eventually(lambda: server.page.watchers.in_use == 0)
         with client.stream("GET", url) as again:
             assert again.status_code == 200
 

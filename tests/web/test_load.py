@@ -46,7 +46,7 @@ def test_fifty_clients_at_once_are_served(server: Server) -> None:
     for i, answer in enumerate(answers):
         if i % 5 < 2:
             assert json.loads(answer.text.splitlines()[-1]) == {"done": True}
-    assert eventually(lambda: server.page.workshop.seats.taken == 0)
+    assert eventually(lambda: server.page.workshop.seats.in_use == 0)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_full_queue_sends_away_and_recovers(slow: tuple[Server, threading.Even
         assert client.get(f"{server.url}/api/runs").status_code == 200  # looking costs no seat
         for stream in held:
             stream.__exit__(None, None, None)
-        assert eventually(lambda: server.page.workshop.seats.taken == 0)
+        assert eventually(lambda: server.page.workshop.seats.in_use == 0)
         assert client.post(f"{url}/predict", json={}).status_code == 200
 
 
@@ -91,8 +91,8 @@ def test_work_ends_when_the_client_leaves(slow: tuple[Server, threading.Event]) 
         lines = answer.iter_lines()
         for _ in range(3):
             next(lines)
-        assert workshop.seats.taken == 1
-    assert eventually(lambda: workshop.seats.taken == 0)
+        assert workshop.seats.in_use == 1
+    assert eventually(lambda: workshop.seats.in_use == 0)
     made = workshop.chunks
     threading.Event().wait(0.2)
     assert workshop.chunks == made  # of ten thousand
@@ -130,7 +130,7 @@ def test_a_small_request_does_not_wait_behind_sounds(
             wishes = [
                 asyncio.create_task(client.post(f"{url}/wav", json={"frames": [[39]]})) for _ in range(8)
             ]
-            while server.page.workshop.sounds.taken < 8:
+            while server.page.workshop.sounds.in_use < 8:
                 await asyncio.sleep(0.01)
             assert (await client.post(f"{url}/predict", json={})).status_code == 200
             refused = await client.post(f"{url}/wav", json={"frames": [[39]]})
@@ -140,7 +140,7 @@ def test_a_small_request_does_not_wait_behind_sounds(
             assert [(await wish).content for wish in wishes] == [b"RIFF"] * 8
 
     asyncio.run(ask())
-    assert eventually(lambda: server.page.workshop.sounds.taken == 0)
+    assert eventually(lambda: server.page.workshop.sounds.in_use == 0)
 
 
 def test_a_sound_is_given_up_when_its_client_leaves(
@@ -157,7 +157,7 @@ def test_a_sound_is_given_up_when_its_client_leaves(
             wish.cancel()
 
     asyncio.run(ask_and_leave())
-    assert eventually(lambda: server.page.workshop.sounds.taken == 0)
+    assert eventually(lambda: server.page.workshop.sounds.in_use == 0)
     made = len(blocks)
     threading.Event().wait(0.2)
     assert len(blocks) == made
@@ -175,7 +175,7 @@ def test_a_stream_that_takes_too_long_is_ended(folder: Path, monkeypatch: pytest
     url = f"{server.url}/api/runs/{run_id(server, 'bach')}/continue"
     with pytest.raises(httpx.RemoteProtocolError):  # cut off, and seen to be
         httpx.post(url, json={}, timeout=30)
-    assert eventually(lambda: server.page.workshop.seats.taken == 0)
+    assert eventually(lambda: server.page.workshop.seats.in_use == 0)
     next(running, None)
 
 
@@ -192,7 +192,7 @@ def test_a_sound_that_is_not_done_in_time_is_refused(folder: Path, monkeypatch: 
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
     assert "busy" in answer.json()["error"]
-    assert eventually(lambda: server.page.workshop.sounds.taken == 0)
+    assert eventually(lambda: server.page.workshop.sounds.in_use == 0)
     next(running, None)
 
 
@@ -207,7 +207,7 @@ def test_a_failure_within_a_stream_is_told_in_it(server: Server, monkeypatch: py
         {"i": 0},
         {"error": "the model's numbers are not finite"},
     ]
-    assert eventually(lambda: server.page.workshop.seats.taken == 0)
+    assert eventually(lambda: server.page.workshop.seats.in_use == 0)
 
 
 def test_a_body_that_never_comes_is_given_up(folder: Path) -> None:

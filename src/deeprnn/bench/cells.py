@@ -41,9 +41,9 @@ class CellBench:
         self.work = work
         kinds: dict[str, Any] = {"GRU": GRU(I, H), "LSTM": LSTM(I, H), "RHN": RHN(I, H, depth=work.depth)}
         self.modules = {**kinds, "your own step": Recurrent(Paced(I, H))}
-        for name, theirs in (("GRU", nn.GRU(I, H)), ("LSTM", nn.LSTM(I, H))):
-            theirs.load_state_dict(self.modules[name].state_dict())
-            self.modules[f"nn.{name}"] = theirs
+        for name, module in (("GRU", nn.GRU(I, H)), ("LSTM", nn.LSTM(I, H))):
+            module.load_state_dict(self.modules[name].state_dict())
+            self.modules[f"nn.{name}"] = module
         for module in self.modules.values():
             module.to(work.device)
         self.x = torch.randn(work.steps, work.batch, I, device=work.device)

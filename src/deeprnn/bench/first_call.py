@@ -18,18 +18,21 @@ from typing import Any
 
 from deeprnn.bench.peers import Bench, Work, backward
 
+LIMIT = 120.0
+"""seconds for one of the fresh processes"""
 
-def first_calls(work: Work, parts: bool = True, limit: float = 120.0) -> dict[str, Any]:
+
+def first_calls(work: Work) -> dict[str, Any]:
     """Seconds of the first call, cold and cached, and where the cached one spends them."""
     measured: dict[str, Any] = {"hidden": work.hidden, "batch": work.batch, "device": work.device}
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("cold", "cached", *(["parts"] if parts else [])):
+        for name in ("cold", "cached", "parts"):
             shape = [work.steps, work.batch, work.hidden, work.depth]
             command = [sys.executable, "-m", "deeprnn.bench.first_call", work.device, *map(str, shape), name]
             environment = {**os.environ, "DEEPRNN_CACHE": folder}
             try:
                 done = subprocess.run(
-                    command, env=environment, capture_output=True, text=True, timeout=limit, check=True
+                    command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=True
                 )
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                 measured["failed"] = f"{name}: {str(error.stderr or error)[-300:]}"

@@ -1,4 +1,4 @@
-"""The same function as a jitted `jax.lax.scan`, on JAX's default device."""
+"""The benchmarked ⊕ as a jitted `jax.lax.scan`, on JAX's default device."""
 
 from __future__ import annotations
 

@@ -62,9 +62,9 @@ class Row:
         data = {k: v for k, v in asdict(self).items() if k not in ("work", "times")}
         data.update({k: v for k, v in asdict(self.work).items() if k != "device"})
         for kind in ("forward", "train"):
-            mine = None if ours is None else getattr(ours, f"{kind}_us")
-            own = getattr(self, f"{kind}_us")
-            data[f"{kind}_ratio"] = round(own / mine, 3) if own and mine else None
+            our_time = None if ours is None else getattr(ours, f"{kind}_us")
+            time_ = getattr(self, f"{kind}_us")
+            data[f"{kind}_ratio"] = round(time_ / our_time, 3) if time_ and our_time else None
         return data
 
 

@@ -80,7 +80,7 @@ class Loop(nn.Module):
         return torch.stack(states)
 
     def by_backend(self, x: Tensor, cell: CellDescription, backend: str) -> Tensor:
-        """The same function through a backend."""
+        """The benchmarked ⊕ through a backend."""
         projection = InputProjection(x, [U.weight for U in self.U], [U.bias for U in self.U])  # type: ignore[misc]
         h0 = x.new_zeros(x.shape[1], cell.states[0])
         matrices = [layer.weight for layer in (*self.W, *self.S)]

@@ -23,7 +23,7 @@ from deeprnn.errors import UserError, nearest
 
 Command = TypeVar("Command")
 
-WORDS = {int: "N", float: "NUMBER", Path: "PATH"}
+METAVARS = {int: "N", float: "NUMBER", Path: "PATH"}
 """what stands for a value in the help; a text is named after its field"""
 TrackOption = tyro.conf.UseAppendAction[tuple[Literal["tensorboard", "mlflow", "wandb", "trackio"], ...]]
 """`--track NAME`, which may be given several times: those of `training.tracking.TRACKERS`, without importing them"""
@@ -35,23 +35,23 @@ def parse(
     words: Sequence[str],
     prog: str = "",
     *,
-    others: Sequence[str] = (),
-    meant: Mapping[str, str] | None = None,
+    other_options: Sequence[str] = (),
+    suggestions: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> Command:
     """The command that the words ask for.
 
-    An unknown option is told the nearest of the command's own and of `others`, which were taken out before, or
-    what `meant` has for it. `quiet` prints nothing where the words do not fit.
+    For an unknown option the error suggests what `suggestions` has for it, or the nearest of the command's own and of
+    `other_options`, which were taken out before. `quiet` prints nothing where the words do not fit.
     """
     if {"-h", "--help"} & {*words}:
         print(_description(command), end="\n\n")  # tyro would join the lines of a paragraph and not fill them
     else:
-        _check(command, words, prog, others, meant or {})
+        _check(command, words, prog, other_options, suggestions or {})
     parsed = tyro.cli(
-        _with_words(command), prog=prog, args=[*words], description="", console_outputs=not quiet
+        _with_metavars(command), prog=prog, args=[*words], description="", console_outputs=not quiet
     )
-    return _plain(command, parsed)
+    return _of_class(command, parsed)
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Argument:
     """int, float, str, Path, bool, or a Literal"""
     many: bool
     positional: bool
-    word: str
+    metavar: str
     """what stands for its value in the help"""
 
     @property
     def names(self) -> list[str]:
-        """As it is typed."""
+        """The option as it is typed; of a switch that is on also the one that turns it off."""
         name = self.field.name.replace("_", "-")
         return [f"--{name}"] if self.field.default is not True else [f"--{name}", f"--no-{name}"]
 
@@ -104,9 +104,12 @@ def arguments(command: type) -> list[Argument]:
             listed += arguments(hint)  # type: ignore[arg-type]
             continue
         kind, many = _kind(hint)
-        own = next((extra.metavar for extra in extras if getattr(extra, "metavar", None)), None)
-        word = own or _word(field.name, kind, many)
-        listed.append(Argument(field, kind, many, tyro.conf.Positional in extras, word))
+        metavar = next((extra.metavar for extra in extras if getattr(extra, "metavar", None)), None)
+        listed.append(
+            Argument(
+                field, kind, many, tyro.conf.Positional in extras, metavar or _metavar(field.name, kind, many)
+            )
+        )
     return listed
 
 
@@ -126,16 +129,20 @@ def _kind(hint: Any) -> tuple[Any, bool]:
     return (inner[0], True) if typing.get_origin(hint) is tuple else (hint, False)
 
 
-def _word(name: str, kind: Any, many: bool) -> str:
+def _metavar(name: str, kind: Any, many: bool) -> str:
     if typing.get_origin(kind) is Literal:
         word = f"{{{','.join(map(str, typing.get_args(kind)))}}}"
     else:
-        word = WORDS.get(kind, (name.removesuffix("s") if many else name).replace("_", "-").upper())
+        word = METAVARS.get(kind, (name.removesuffix("s") if many else name).replace("_", "-").upper())
     return f"{word} ..." if many else word
 
 
 def _check(
-    command: type, words: Sequence[str], prog: str, others: Sequence[str], meant: Mapping[str, str]
+    command: type,
+    words: Sequence[str],
+    prog: str,
+    other_options: Sequence[str],
+    suggestions: Mapping[str, str],
 ) -> None:
     """Refuse words that are no option or no value of one."""
     known = arguments(command)
@@ -145,16 +152,20 @@ def _check(
         if not name:
             free += values
         elif name not in options:
-            near = [meant[name]] if name in meant else _nearest(name, [*options, "--help", *others])
-            hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+            names = (
+                [suggestions[name]]
+                if name in suggestions
+                else _nearest(name, [*options, "--help", *other_options])
+            )
+            hint = f" (did you mean {' or '.join(names)}?)" if names else ""
             raise UserError(f"unknown option {name}{hint}: `{prog} --help` lists them all")
         elif options[name].kind is not bool:
             if not values and not options[name].many:
-                raise UserError(f"{name} needs a value: {options[name].word}")
+                raise UserError(f"{name} needs a value: {options[name].metavar}")
             for complaint in filter(None, map(options[name].complaint, values)):
                 raise UserError(f"{name} {complaint}")
     places = [argument for argument in known if argument.positional]
-    missing = [argument.word for argument in places if argument.required][len(free) :]
+    missing = [argument.metavar for argument in places if argument.required][len(free) :]
     if missing:
         raise UserError(f"{missing[0]} is missing: `{prog} --help` says what it is")
     if len(free) > len(places) and not any(argument.many for argument in places):
@@ -193,15 +204,15 @@ def _description(command: type) -> str:
     return "\n\n".join(textwrap.fill(" ".join(p.split()), width, break_on_hyphens=False) for p in paragraphs)
 
 
-def _with_words(command: type[Command]) -> type[Command]:
-    """The same class with a word for every value in its help, and no default shown that says nothing."""
+def _with_metavars(command: type[Command]) -> type[Command]:
+    """The command's class with a metavar for every value in its help, and no default shown that says nothing."""
     annotations = typing.get_type_hints(command, include_extras=True)
     settings = {argument.field.name: _settings(argument) for argument in arguments(command)}
     body: dict[str, Any] = {"__doc__": command.__doc__, "__module__": command.__module__}
     for field in dataclasses.fields(command):  # type: ignore[arg-type]
         hint, extras = _unwrapped(annotations[field.name])
         if dataclasses.is_dataclass(hint):  # a group of options, all of which have defaults
-            worded = _with_words(hint)  # type: ignore[type-var]
+            worded = _with_metavars(hint)  # type: ignore[type-var]
             annotations[field.name] = Annotated[worded, *extras]
             body[field.name] = dataclasses.field(default_factory=worded)
             continue
@@ -213,12 +224,14 @@ def _with_words(command: type[Command]) -> type[Command]:
     return dataclass(frozen=True)(type(command.__name__, (command,), body))  # type: ignore[return-value]
 
 
-def _plain(command: type[Command], parsed: Any) -> Command:
-    """What was parsed as an instance of the class itself, groups of options too."""
+def _of_class(command: type[Command], parsed: Any) -> Command:
+    """What tyro parsed, as an instance of the command's own class, groups of options too."""
     hints = typing.get_type_hints(command)
     values = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(command)}  # type: ignore[arg-type]
     groups = {
-        name: _plain(hints[name], value) for name, value in values.items() if dataclasses.is_dataclass(value)
+        name: _of_class(hints[name], value)
+        for name, value in values.items()
+        if dataclasses.is_dataclass(value)
     }
     return command(**{**values, **groups})
 
@@ -230,6 +243,6 @@ def _settings(argument: Argument) -> list[Any]:
     def hint(label: str) -> str:
         return "" if default in ("", None, (), False) else f"(default: {label})"
 
-    word = argument.word if argument.kind is not bool else None
+    word = argument.metavar if argument.kind is not bool else None
     settings: list[Any] = [tyro.conf.arg(metavar=word, help_behavior_hint=hint)]
     return [*settings, tyro.conf.FlagCreatePairsOff] if default is False else settings

@@ -58,9 +58,9 @@ class Bench:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: no CUDA device is available; use --device cpu")
-        asked = self.with_defaults(device)
-        asked.check(device)
-        report = asked.measure_cells(device) if self.cells else asked.measure(device)
+        bench = self.with_defaults(device)
+        bench.check(device)
+        report = bench.measure_cells(device) if self.cells else bench.measure(device)
         if self.json:
             print(json.dumps(report, indent=2))
         else:
@@ -68,7 +68,7 @@ class Bench:
         return 1 if any(row["failed"] and row["peer"] == "ours" for row in report["rows"]) else 0
 
     def with_defaults(self, device: str) -> Bench:
-        """The same with every size, where some were left out."""
+        """The command with defaults for the sizes that were left out."""
         usual = (512, 128) if self.cells and device == "cuda" else (400,)
         return replace(
             self,
@@ -130,7 +130,7 @@ class Bench:
         return report
 
     def measure_cells(self, device: str) -> dict[str, Any]:
-        """The same for cells: every one beside its peer."""
+        """Cells beside their peers, as plain data."""
         self = self.with_defaults(device)
         from deeprnn.bench import cells, measure
         from deeprnn.bench.peers import Work
@@ -170,30 +170,30 @@ def show_cells(report: dict[str, Any]) -> None:
         title = f"H={hidden}, T={steps}, I={inputs}; the highway has depth {depth}"
         table = Table("", *(f"B={b}" for b in batches), title=title, title_justify="left")
         for name in dict.fromkeys(r["peer"] for r in report["rows"]):
-            mine = next((own for own, peer in PEERS.items() if peer == name), None)
-            table.add_row(name, *(_against(rows, hidden, b, name, mine) for b in batches))
+            ours = next((cell for cell, peer in PEERS.items() if peer == name), None)
+            table.add_row(name, *(_against(rows, hidden, b, name, ours) for b in batches))
         out.print(table)
     for row in report["rows"]:
         if row["failed"]:
             out.print(f"{row['peer']}, H={row['hidden']} B={row['batch']}: {row['failed']}")
 
 
-def _against(rows: dict[Any, dict[str, Any]], hidden: int, batch: int, name: str, mine: str | None) -> str:
+def _against(rows: dict[Any, dict[str, Any]], hidden: int, batch: int, name: str, ours: str | None) -> str:
     """A time, and for a peer how many times ours it is."""
     time = rows[hidden, batch, name]["train_us"]
     if time is None:
         return "-"
-    ours = rows.get((hidden, batch, mine), {}).get("train_us")
-    return f"{time:.1f}" + (f" ({time / ours:.1f}x)" if ours else "")
+    our_time = rows.get((hidden, batch, ours), {}).get("train_us")
+    return f"{time:.1f}" + (f" ({time / our_time:.1f}x)" if our_time else "")
 
 
 def with_ratios(rows: list[Row]) -> list[dict[str, Any]]:
     """Rows as plain data, each with its time as a multiple of ours, like with like: a graph's of a graph's."""
     from deeprnn.bench.peers import in_graph
 
-    right = {row.peer: row for row in rows if row.failed is None}
-    called = right.get("ours, called", right.get("ours"))
-    return [row.to_dict(right.get("ours") if in_graph(row.peer) else called) for row in rows]
+    timed = {row.peer: row for row in rows if row.failed is None}
+    called = timed.get("ours, called", timed.get("ours"))
+    return [row.to_dict(timed.get("ours") if in_graph(row.peer) else called) for row in rows]
 
 
 def show(report: dict[str, Any]) -> None:
@@ -213,9 +213,13 @@ def show(report: dict[str, Any]) -> None:
     shapes = dict.fromkeys((r["hidden"], r["depth"], r["batch"]) for r in report["rows"])
     for hidden, depth, batch in shapes:
         out.print(f"\nH={hidden} depth {depth} B={batch}", style="bold")
-        mine = [r for r in report["rows"] if (r["hidden"], r["depth"], r["batch"]) == (hidden, depth, batch)]
+        of_shape = [
+            r for r in report["rows"] if (r["hidden"], r["depth"], r["batch"]) == (hidden, depth, batch)
+        ]
         names = ("peer", "forward", "train", "best", "host", "x ours", "peak MB", "first s", "error")
-        show_rows(names, [_cells(row) for row in mine], right=names[1:], spare=("first s", "peak MB", "best"))
+        show_rows(
+            names, [_cells(row) for row in of_shape], right=names[1:], spare=("first s", "peak MB", "best")
+        )
     for row in report["rows"]:
         if row["failed"]:
             out.print(

@@ -46,9 +46,9 @@ class DataCheck:
             print(json.dumps({"sets": entries}, indent=2))
         else:
             show_check(entries)
-        asked = [entry for entry in entries if entry["name"] in self.sets]
+        named = [entry for entry in entries if entry["name"] in self.sets]
         bad = any(entry.get("verified") is False or "error" in entry for entry in entries)
-        return 1 if bad or not all(entry["found"] for entry in asked) else 0
+        return 1 if bad or not all(entry["found"] for entry in named) else 0
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ class DataImport:
             raise UserError(f"--max-megabytes {self.max_megabytes} must be at least 1")
         if self.max_megabytes is not None:
             os.environ["DEEPRNN_MAX_BYTES"] = str(self.max_megabytes * 2**20)
-        how = self.reading
-        limits = {name: getattr(how, name) for name in ("steps_per_beat", "low", "high")}
+        reading = self.reading
+        limits = {name: getattr(reading, name) for name in ("steps_per_beat", "low", "high")}
         limits = {name: value for name, value in limits.items() if value is not None}
         grid = Grid(**limits) if limits else None  # files with a grid of their own keep it
-        options = Options(self.kind, grid, how.drums, how.transpose, how.minimum)
+        options = Options(self.kind, grid, reading.drums, reading.transpose, reading.minimum)
         options.progress = lambda paths: progress_bar(paths, "Reading files")
         data, report = import_path(self.path, options)
         if self.out:

@@ -44,12 +44,12 @@ class DataAudit:
         from deeprnn.runs.provenance import commit
 
         result = audit(load(self.data), self.similarity)
-        made = {"command": f"deeprnn data audit {self.data} --similarity {self.similarity:g}",
-                "version": __version__, "commit": commit()}  # fmt: skip
+        command = f"deeprnn data audit {self.data} --similarity {self.similarity:g}"
+        provenance = {"command": command, "version": __version__, "commit": commit()}
         if self.out:
-            write_json(self.out, {**result.to_dict(), **made})
+            write_json(self.out, {**result.to_dict(), **provenance})
         if self.json:
-            print(json.dumps({**result.to_dict(), **made}, ensure_ascii=False))
+            print(json.dumps({**result.to_dict(), **provenance}, ensure_ascii=False))
         else:
             show_audit(result)
             if self.out:
@@ -62,31 +62,31 @@ def show_audit(result: Audit) -> None:
     from deeprnn.console import console
 
     piece, symbol = ("songs", "frames") if result.kind == "music" else ("lines", "symbols")
-    for told in result.to_dict()["comparisons"]:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in told["by_kind"].items())
+    for pair in result.to_dict()["comparisons"]:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in pair["by_kind"].items())
         lines = [
-            f"{result.name}, {told['split']} in {told['other']}: {told['near_duplicates']:,} of {told['pieces']:,} "
+            f"{result.name}, {pair['split']} in {pair['other']}: {pair['near_duplicates']:,} of {pair['pieces']:,} "
             f"{piece} have a near-duplicate{f' ({kinds})' if kinds else ''}, "
-            f"{100 * told['symbols_of_near_duplicates'] / max(1, told['symbols']):.2f} % of the {symbol}"
+            f"{100 * pair['symbols_of_near_duplicates'] / max(1, pair['symbols']):.2f} % of the {symbol}"
         ]
-        lines += [f"  {name}: {100 * share:.2f} % are there, too" for name, share in told["shared"].items()]
+        lines += [f"  {name}: {100 * share:.2f} % are there, too" for name, share in pair["shared"].items()]
         if result.kind == "music":
             lines.append(
-                f"  the same melody, whatever stands below it: {len(told.get('same_melody', ()))} songs"
+                f"  the same melody, whatever stands below it: {len(pair.get('same_melody', ()))} songs"
             )
-        if told.get("lines_too_short"):
+        if pair.get("lines_too_short"):
             lines.append(
-                f"  not compared: {told['lines_too_short']:,} lines of fewer than five words, or very long"
+                f"  not compared: {pair['lines_too_short']:,} lines of fewer than five words, or very long"
             )
-        lines += [f"  {_line(match)}" for match in told["matches"][:LISTED]]
-        if len(told["matches"]) > LISTED:
-            lines.append(f"  … and {len(told['matches']) - LISTED} more: --json or --out has all")
+        lines += [f"  {_line(match)}" for match in pair["matches"][:LISTED]]
+        if len(pair["matches"]) > LISTED:
+            lines.append(f"  … and {len(pair['matches']) - LISTED} more: --json or --out has all")
         console().print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def _line(match: dict[str, Any]) -> str:
     key = f", {match['semitones']:+d} semitones" if match["semitones"] else ""
-    mine, other = match["name"][:50], match["other_name"][:50]
+    piece, other = match["name"][:50], match["other_name"][:50]
     if match["kind"] == "contained":
-        return f"contained: {100 * match['contained']:.0f} % of {mine!r} lies in {other!r}{key}"
-    return f"{match['kind']}: {mine!r} is {100 * match['similarity']:.0f} % {other!r}{key}"
+        return f"contained: {100 * match['contained']:.0f} % of {piece!r} lies in {other!r}{key}"
+    return f"{match['kind']}: {piece!r} is {100 * match['similarity']:.0f} % {other!r}{key}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def show_check(entries: list[dict[str, Any]]) -> None:
-    """A table of sets and what is to be said about them."""
+    """A table of sets, and below it a line for each that is missing, unreadable or has duplicates."""
     headings = ("set", "split", "songs", "frames/tokens", "density", "size", "sha256")
     rows: list[tuple[str, ...]] = []
     notes = []
@@ -94,7 +94,7 @@ def _file_line(file: FileReport) -> str:
 
 
 def import_json(data: MusicData | TextData, report: Report, out: Path | None) -> dict[str, Any]:
-    """The same for programs."""
+    """An import's report as plain data."""
     from deeprnn.data.checking import describe
 
     files = []

@@ -35,27 +35,28 @@ class Demo:
 
     def run(self) -> int:
         """Train both, compare, generate."""
-        from deeprnn.commands.train import Train, conduct, set_threads
+        from deeprnn.commands.train import Train
+        from deeprnn.commands.training import set_threads, train_recipe
         from deeprnn.console import console, styled
         from deeprnn.runs.folder import new_folder
+        from deeprnn.training.loading import load_data
         from deeprnn.training.recipe import load_recipe, override
-        from deeprnn.training.session import load_data
 
         screen = console()
         set_threads(self.threads)
         recipes = [override(load_recipe(name), {"seeds": [self.seed]}) for name in RECIPES]
-        what = "predict each frame's notes from all that came before"
-        screen.print(styled(("Bach's four-part chorales", "bold"), f": {what}"))
+        task = ": predict each frame's notes from all that came before"
+        screen.print(styled(("Bach's four-part chorales", "bold"), task))
         data: Any = load_data(recipes[0].data)
-        told = ", ".join(f"{len(data.splits[s])} for {s}" for s in ("train", "valid", "test"))
+        sizes = ", ".join(f"{len(data.splits[s])} for {s}" for s in ("train", "valid", "test"))
         screen.print(
-            f"{told}; a frame is an eighth note; less is better: nats per frame on unseen chorales\n"
+            f"{sizes}; a frame is an eighth note; less is better: nats per frame on unseen chorales\n"
         )
         folders = []
         for recipe in recipes:
             folder = new_folder(self.runs, f"demo-{recipe.model.kind}")
             options = Train("bach", device=self.device, threads=self.threads)
-            status = conduct(recipe, folder, data=data, options=options, conclusion=False)
+            status = train_recipe(recipe, folder, data=data, options=options, concluded=False)
             if status:
                 return status
             folders.append(folder)
@@ -66,7 +67,7 @@ class Demo:
 
     def compare(self, folders: list[Path], data: MusicData) -> Path:
         """Both models beside what a model without memory reaches; the better one by validation."""
-        from deeprnn.commands import run_view
+        from deeprnn.commands.run_results import write_curves
         from deeprnn.console import console, styled, width
         from deeprnn.runs.folder import Run
         from deeprnn.runs.summary import summary
@@ -84,7 +85,7 @@ class Demo:
             bar = f"{'█' * round(longest * value / baseline):<{longest}}"
             screen.print(styled(f"  {name:<22} {value:7.3f}  ", (bar, "cyan"), f"  {share}"))
         for folder, row in zip(folders, summaries, strict=True):
-            run_view.write_curves(folder)
+            write_curves(folder)
             if "minutes" in Run(folder).info["reason"]:
                 when = f"after {row['epochs']} epoch{'s' if row['epochs'] != 1 else ''}"
                 screen.print(f"  ({row['label']} was cut off by time {when}: on an idle machine it goes on)")
@@ -107,20 +108,23 @@ class Demo:
             screen.print(f"  {path}", soft_wrap=True)
         screen.print(f"  {folder / 'curves.png'} (how it learned)", soft_wrap=True)
         screen.print("\nBeside Bach's own, of the test chorales", style="bold")
-        for line in statistics_lines(*compare_with_data(music.sampled, data), theirs="Bach"):
+        for line in statistics_lines(*compare_with_data(music.sampled, data), heading="Bach"):
             screen.print(f"  {line}")
         screen.print("\nWhat to try next", style="bold")
         screen.print(two_columns(self.advice(folder)), soft_wrap=True)
 
     def advice(self, folder: Path) -> list[tuple[str, str]]:
         """Commands that work from here, whatever folders were chosen, and why."""
-        me = program()
+        command = program()
         runs = "" if self.runs == Path("runs") else f" {quote(str(self.runs))}"
         return [
-            (f"{me} generate {quote(str(folder))} --primer test:3", "continue a chorale it has never seen"),
-            (f"{me} serve{runs}", "hear, see and play with both models in the browser"),
-            (f"{me} describe dots --png {quote(str(self.out / 'dots.png'))}", "what a DOT(S)-RNN is"),
-            (f"{me} train my_midi_folder/", "your own music"),
-            (f"{me} train book.txt --level char", "your own text"),
-            (f"{me} train jsb --model dots", "a cell of the paper's Table 2"),
+            (
+                f"{command} generate {quote(str(folder))} --primer test:3",
+                "continue a chorale it has never seen",
+            ),
+            (f"{command} serve{runs}", "hear, see and play with both models in the browser"),
+            (f"{command} describe dots --png {quote(str(self.out / 'dots.png'))}", "what a DOT(S)-RNN is"),
+            (f"{command} train my_midi_folder/", "your own music"),
+            (f"{command} train book.txt --level char", "your own text"),
+            (f"{command} train jsb --model dots", "a cell of the paper's Table 2"),
         ]

@@ -130,7 +130,7 @@ def data_places() -> dict[str, Any]:
 
 
 def show(examined: dict[str, Any]) -> None:
-    """The same for people."""
+    """Print what was examined for a person."""
     from deeprnn.console import console, styled
 
     out = console()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from deeprnn.commands.train import set_threads
+from deeprnn.commands.training import set_threads
 from deeprnn.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class Evaluate:
         from deeprnn.commands import run_view
         from deeprnn.runs.folder import load_run
         from deeprnn.training.evaluate import evaluate
+        from deeprnn.training.loading import load_data, pick_device
         from deeprnn.training.recipe import Recipe
-        from deeprnn.training.session import load_data, pick_device
 
         set_threads(self.threads)
         trained = load_run(self.run_folder)

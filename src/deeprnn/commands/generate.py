@@ -73,8 +73,8 @@ class Generate:
     """print one JSON document to stdout and nothing else there"""
 
     def run(self) -> int:
-        """Sample, write, and tell."""
-        from deeprnn.commands.train import set_threads
+        """Sample, write, and say what was written."""
+        from deeprnn.commands.training import set_threads
         from deeprnn.runs.folder import load_run
 
         set_threads(self.threads)
@@ -87,18 +87,18 @@ class Generate:
             from deeprnn.generation import generate
 
             work = generate.from_run(run, **options)
-        complain_of_silence(work)
+        check_silence(work)
         stem = f"{run.name.replace('/', '-')}-seed{seed}"
         files = self.save(work, stem)
         checks = self.check(run, work)
         if self.json:
             print(json.dumps(document(run, work, seed, files, checks), indent=1))
         else:
-            tell(run, work, seed, files, checks, streamed=self.count == 1)
+            show(run, work, seed, files, checks, streamed=self.count == 1)
         return 0
 
     def options(self, run: Run, seed: int) -> dict[str, Any]:
-        """What is passed on; options left out keep the library's defaults."""
+        """Arguments of `generate.from_run`; options left out keep its defaults."""
         if run.kind != "music" and self.formats != Generate.formats:
             raise UserError("--formats is for music, and this run is of kind " + repr(run.kind))
         if not self.formats:
@@ -174,7 +174,7 @@ def stream_text(run: Run, options: dict[str, Any]) -> Text:
     return work
 
 
-def complain_of_silence(work: Music | Text) -> None:
+def check_silence(work: Music | Text) -> None:
     """Refuse music without a note, so that no empty files are written; warn where some pieces have none."""
     from deeprnn.generation.outputs import Music
 
@@ -183,8 +183,8 @@ def complain_of_silence(work: Music | Text) -> None:
     advice = "try another --seed, a --temperature nearer 1, or a --primer"
     if len(work.silent) == len(work):
         raise UserError(f"every frame came out silent, so nothing is written: {advice}")
-    which = ", ".join(str(index + 1) for index in work.silent)
-    console(stderr=True).print(f"warning: no note in {which} of {len(work)}: {advice}")
+    numbers = ", ".join(str(index + 1) for index in work.silent)
+    console(stderr=True).print(f"warning: no note in {numbers} of {len(work)}: {advice}")
 
 
 def document(run: Run, work: Music | Text, seed: int, files: list[Path], checks: Checks) -> dict[str, Any]:
@@ -222,47 +222,47 @@ def document(run: Run, work: Music | Text, seed: int, files: list[Path], checks:
     return out
 
 
-def tell(run: Run, work: Music | Text, seed: int, files: list[Path], checks: Checks, streamed: bool) -> None:
-    """The same for a person; text goes to stdout, everything about it to stderr."""
+def show(run: Run, work: Music | Text, seed: int, files: list[Path], checks: Checks, streamed: bool) -> None:
+    """Show a sample to a person; text goes to stdout, everything about it to stderr."""
     from deeprnn.generation.copy_check import describe
     from deeprnn.generation.outputs import Music
     from deeprnn.runs.shipped import is_shipped
 
-    about = console(stderr=True)
+    notes = console(stderr=True)
     music = isinstance(work, Music)
     if not music and not streamed:
         for number, text in enumerate(work.texts, 1):
-            about.print(f"── {number} of {len(work)}", style="dim")
+            notes.print(f"── {number} of {len(work)}", style="dim")
             print(printable(text) if sys.stdout.isatty() else text)
     unit = "frames" if music else {"char": "characters", "word": "words"}[run.kind]
     steps = sum(len(sample) for sample in work.sampled)
     label = run.info.get("label", "the model")
     if is_shipped(run.path):
         label += f" (the run {run.name!r} that comes with deeprnn)"
-    about.print(
+    notes.print(
         f"{label} wrote {steps:,} {unit} in {work.seconds:.2f} s ({steps / max(work.seconds, 1e-9):,.0f} a second); "
         f"again with --seed {seed}",
         style="dim",
     )
     for number, (passage, sample) in enumerate(zip(checks.passages, work.sampled, strict=False), 1):
-        which = f"{number}: " if len(checks.passages) > 1 else ""
-        about.print(f"{which}{describe(passage, len(sample), unit, checks.unseen)}", style="dim")
+        label = f"{number}: " if len(checks.passages) > 1 else ""
+        notes.print(f"{label}{describe(passage, len(sample), unit, checks.unseen)}", style="dim")
     if checks.left_out:
-        about.print(checks.left_out, style="dim")
+        notes.print(checks.left_out, style="dim")
     if checks.statistics is not None:
         for line in statistics_lines(*checks.statistics):
-            about.print(line, style="dim")
+            notes.print(line, style="dim")
     for path in files:
         console().print(str(path))
 
 
 def statistics_lines(
-    sample: MusicalStatistics, unseen: MusicalStatistics, theirs: str = "unseen data"
+    sample: MusicalStatistics, unseen: MusicalStatistics, heading: str = "unseen data"
 ) -> list[str]:
     """What a musician would count, of a sample and of pieces that the model has not seen, in two columns."""
     from deeprnn.generation.musical_statistics import NAMES
 
     longest = max(map(len, NAMES.values()))
-    rows = [("", "written", theirs)]
+    rows = [("", "written", heading)]
     rows += [(NAMES[name], sample.text(name), unseen.text(name)) for name in NAMES]
-    return [f"{label:<{longest}}  {mine:>7}  {data:>{len(theirs)}}" for label, mine, data in rows]
+    return [f"{label:<{longest}}  {written:>7}  {data:>{len(heading)}}" for label, written, data in rows]

@@ -22,7 +22,7 @@ SHORT = {
 }
 """what people type elsewhere, and the field it sets here"""
 
-MEANT = {
+SUGGESTIONS = {
     "--learning-rate": "--lr",
     "--units": "--hidden",
     "--batch": "--batch-size",
@@ -68,7 +68,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     return rest, overrides
 
 
-def gathered(argv: Sequence[str], option: str) -> list[str]:
+def join_repeated(argv: Sequence[str], option: str) -> list[str]:
     """The words with those of a repeated option behind its first: `--sweep a --sweep b` is `--sweep a b`."""
     rest: list[str] = []
     values: list[str] = []
@@ -84,14 +84,14 @@ def gathered(argv: Sequence[str], option: str) -> list[str]:
     return [*rest, option, *values] if option in argv or values else rest
 
 
-def typed_names() -> list[str]:
+def field_options() -> list[str]:
     """Every recipe field as it can be typed."""
     from deeprnn.training.recipe import field_names
 
     return [f"--{name}" for name in (*SHORT, *field_names())]
 
 
-def parsed(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def parse_values(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Overrides from the command line with their values as a recipe has them."""
     from deeprnn.training.recipe import parse_value
 
@@ -100,7 +100,7 @@ def parsed(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 def changes(recipe: Recipe, overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """The fields that overrides from the command line set, with their values."""
-    values = parsed(overrides)
+    values = parse_values(overrides)
     if isinstance(
         values.get("model.hidden"), int
     ):  # of a stack, every level; a list says how many levels there are
@@ -120,8 +120,8 @@ def apply(recipe: Recipe, overrides: Sequence[tuple[str, str]]) -> Recipe:
 
 def _shape(recipe: Recipe) -> str:
     """What a model is called by its levels and its output function; what stands below them has no part in it."""
+    from deeprnn.model.notation import short_name
     from deeprnn.model.specs import Dropout
-    from deeprnn.model.structure import short_name
 
     model = replace(recipe.model, embedding=0, tied=False)
     return short_name(model.spec(1, False, Dropout()))

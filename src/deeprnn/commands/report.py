@@ -72,8 +72,8 @@ class Report:
         if self.json:
             print(json.dumps([row.to_dict() for row in table], indent=1, ensure_ascii=False))
         else:
-            told = tables.cells_text(table, width()) if self.cells else tables.text_tables(entries, width())
-            print(printable(told))
+            text = tables.cells_text(table, width()) if self.cells else tables.text_tables(entries, width())
+            print(printable(text))
         return 0
 
     def _page(self) -> int:
@@ -91,9 +91,10 @@ class Report:
 
     def _study(self) -> int:
         from deeprnn.files import write_atomically
-        from deeprnn.reproduction.study.analysis import results, text
+        from deeprnn.reproduction.study.analysis import results
         from deeprnn.reproduction.study.figure import study_figure
         from deeprnn.reproduction.study.plan_file import read_study
+        from deeprnn.reproduction.study.report import text
         from deeprnn.reproduction.study.run import begun, check_plan, read_runs, study_ledger
 
         study, ledger = read_study(self.study), study_ledger(self.study, self.ledger)

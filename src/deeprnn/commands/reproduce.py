@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from deeprnn.reproduction.run import Outcome, Settings
+    from deeprnn.reproduction.runner import Outcome, Settings
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Reproduce:
         from deeprnn.console import console
         from deeprnn.errors import UserError
         from deeprnn.reproduction.clean_scores import score_finished
-        from deeprnn.reproduction.run import data_of, describe, plan_of, reproduce
+        from deeprnn.reproduction.run import describe, plan_of, reproduce
+        from deeprnn.training.loading import load_data_once
 
         settings = self._settings()
         if self.clean and not self.fresh:
@@ -76,18 +77,21 @@ class Reproduce:
             return 0
         outcome = reproduce(settings, say=lambda text: print(text, flush=True))
         if self.clean:
-            score_finished(settings.root, settings.ledger, settings.device, data_of)
+            score_finished(settings.root, settings.ledger, settings.device, load_data_once)
         show_tables(settings)
         return conclude(outcome, ", ".join(outcome.unfinished))
 
     def _settings(self) -> Settings:
-        """What the runner is told."""
+        """The options as the runner takes them."""
         from deeprnn.reproduction.entries import FOLDER
-        from deeprnn.reproduction.run import ROOT, Settings, default_jobs, parse_seeds
-        from deeprnn.training.session import pick_device
+        from deeprnn.reproduction.run import default_jobs, parse_seeds
+        from deeprnn.reproduction.runner import ROOT, Settings
+        from deeprnn.training.loading import pick_device
 
-        ahead = self.plan and self.device.startswith("cuda")  # the time on a GPU, wherever the plan is shown
-        device = self.device if ahead else str(pick_device(self.device))
+        elsewhere = self.plan and self.device.startswith(
+            "cuda"
+        )  # the time on a GPU, wherever the plan is shown
+        device = self.device if elsewhere else str(pick_device(self.device))
         jobs = self.jobs if self.jobs is not None else default_jobs(device)
         root = self.runs or (Path("runs/fresh") if self.fresh else ROOT)
         return Settings(
@@ -112,8 +116,9 @@ class Reproduce:
         from deeprnn.console import console
         from deeprnn.errors import UserError
         from deeprnn.reproduction.entries import FOLDER
-        from deeprnn.reproduction.study.analysis import results, text
+        from deeprnn.reproduction.study.analysis import results
         from deeprnn.reproduction.study.plan_file import read_study
+        from deeprnn.reproduction.study.report import text
         from deeprnn.reproduction.study.run import describe_study, read_runs, run_study, study_ledger
 
         study, ledger = read_study(self.study), study_ledger(self.study, self.ledger or FOLDER)

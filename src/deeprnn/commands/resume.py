@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from deeprnn.commands.arguments import TrackOption, parse
-from deeprnn.commands.recipe_options import parsed, split_overrides, typed_names
+from deeprnn.commands.recipe_options import field_options, parse_values, split_overrides
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,17 @@ class Resume:
         from dataclasses import replace
 
         rest, overrides = split_overrides(argv)
-        others = [name for name in typed_names() if name.startswith(("--stop.", "--save."))]
-        return replace(parse(cls, rest, prog, others=others), overrides=tuple(overrides))
+        limits = [name for name in field_options() if name.startswith(("--stop.", "--save."))]
+        return replace(parse(cls, rest, prog, other_options=limits), overrides=tuple(overrides))
 
     def run(self) -> int:
         """Take the run up where its newest whole checkpoint stands."""
-        from deeprnn.commands.train import conduct, set_threads
+        from deeprnn.commands.training import set_threads, train_recipe
         from deeprnn.errors import UserError
+        from deeprnn.training.loading import pick_device
         from deeprnn.training.ranks import joined, own_device
         from deeprnn.training.recipe import Recipe, override
-        from deeprnn.training.session import pick_device, recipe_of
+        from deeprnn.training.session import recipe_of
 
         for name, _ in self.overrides:
             if not name.startswith(("stop.", "save.")):
@@ -65,5 +66,5 @@ class Resume:
         device = own_device(pick_device(self.device))
         with joined(device) as ranks:
             saved = Recipe.from_dict(ranks.on_lead(lambda: recipe_of(self.run_folder).to_dict()))
-            recipe = override(saved, parsed(self.overrides))
-            return conduct(recipe, self.run_folder, data=None, options=self, device=device, ranks=ranks)
+            recipe = override(saved, parse_values(self.overrides))
+            return train_recipe(recipe, self.run_folder, data=None, options=self, device=device, ranks=ranks)

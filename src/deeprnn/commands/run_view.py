@@ -1,27 +1,23 @@
-"""What a person sees of a run: a live line on a terminal, plain lines elsewhere, and the table at the end."""
+"""What a person sees of a run while it trains: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deeprnn.cells.lookup import import_option
-from deeprnn.console import console, program, show_rows, styled, two_columns, width
-from deeprnn.errors import MissingExtra, need
+from deeprnn.console import console, styled, width
+from deeprnn.errors import need
 from deeprnn.model import metrics
-from deeprnn.runs.folder import Run, population
-from deeprnn.runs.summary import MARK, summary
-from deeprnn.training import saving
+from deeprnn.training import run_folders
 
 if TYPE_CHECKING:
     from deeprnn.training.loop import Trainer
 
 REFRESH = 0.25
-"""seconds between two looks at the running sums"""
+"""seconds between two refreshes, each of which reads the running sums"""
 SHOWN = 6
 """members of a population that are shown one by one"""
 WIDE = 80
@@ -37,8 +33,8 @@ class RunView:
         self.screen = console()
         self.paper = paper
         self.live: Any = None
-        self.looked = 0.0
-        self.since = (time.perf_counter(), trainer.index)
+        self.refreshed = 0.0
+        self.pace_start = (time.perf_counter(), trainer.index)
         self._header(trainer, folder)
 
     def _header(self, t: Trainer, folder: Path) -> None:
@@ -47,7 +43,7 @@ class RunView:
         self.screen.print(
             styled(
                 (str(folder), "bold"),
-                f": {count}{saving.label(t.recipe)} of {t.layout.total:,} parameters on {t.data.name}, "
+                f": {count}{run_folders.label(t.recipe)} of {t.layout.total:,} parameters on {t.data.name}, "
                 f"{t.length:,} updates an epoch, {t.device} ({metrics.HEADLINE[t.data.kind].name}{paper})",
             )
         )
@@ -55,8 +51,8 @@ class RunView:
             self.screen.print(f"  going on at epoch {t.epoch}, update {t.index + 1}")
         for remark in t.remarks:
             self.screen.print(f"  {remark}", style="dim")
-        head = "  ".join(f"{name:>{size}}" for name, size in self._columns().items())
-        self.screen.print(f"  epoch  {head}", style="dim")
+        headings = "  ".join(f"{name:>{size}}" for name, size in self._columns().items())
+        self.screen.print(f"  epoch  {headings}", style="dim")
 
     def _columns(self) -> dict[str, int]:
         """An epoch's numbers and their places; a narrow terminal does without those that seldom matter."""
@@ -80,28 +76,28 @@ class RunView:
     def updated(self, trainer: Trainer) -> None:
         """Refresh the live line, not too often: on a GPU a look waits for the device."""
         now = time.perf_counter()
-        if self.live is None or now - self.looked < REFRESH:
+        if self.live is None or now - self.refreshed < REFRESH:
             return
-        self.looked = now
+        self.refreshed = now
         self.live.update(self._line(trainer, now), refresh=True)
 
     def scored(self, trainer: Trainer, split: str, done: int, total: int) -> None:
         """Show how far the scoring of a split has come."""
         now = time.perf_counter()
-        if self.live is None or now - self.looked < REFRESH:
+        if self.live is None or now - self.refreshed < REFRESH:
             return
-        self.looked = now
+        self.refreshed = now
         self.live.update(styled(f"  scoring {split} ", *_bar(done, total), f" {done}/{total}"), refresh=True)
 
     def epoch_ended(self, trainer: Trainer, rows: Sequence[Mapping[str, Any] | None]) -> None:
         """One line for the epoch."""
-        self.since = (time.perf_counter(), 0)
+        self.pace_start = (time.perf_counter(), 0)
         live = [row for row in rows if row is not None]
         if not live:
             return
         first = live[0]
         mark = " *" if any(row["best"] for row in live) else ""
-        done = [m.finished for m in trainer.schedule.members if m.finished]
+        reasons = [m.finished for m in trainer.schedule.members if m.finished]
         cells = {
             "train": _join(live, "train"),
             "valid": _join(live, "valid"),
@@ -116,14 +112,14 @@ class RunView:
         if trainer.schedule.done:
             splits = ", ".join(trainer.scored_splits)
             self.screen.print(
-                f"  finished: {'; '.join(dict.fromkeys(done))}; scoring the best epoch on {splits}"
+                f"  finished: {'; '.join(dict.fromkeys(reasons))}; scoring the best epoch on {splits}"
             )
 
     def _line(self, t: Trainer, now: float) -> Any:
         sums = t.updater.sums
         nats, count, updates = (float(sums[k].sum()) for k in ("nats", "count", "updates"))
-        updates, took = max(1.0, updates), now - self.since[0]
-        pace = (t.index - self.since[1]) / max(took, 1e-9)
+        updates, took = max(1.0, updates), now - self.pace_start[0]
+        pace = (t.index - self.pace_start[1]) / max(took, 1e-9)
         left = (t.length - t.index) / max(pace, 1e-9)
         best = [m.best for m in t.schedule.members if m.best is not None]
         rest = f"{clock(left)} left{self._total_left(t, pace)}  {count / max(t.epoch_seconds, 1e-9):,.0f}/s"
@@ -164,6 +160,11 @@ def _join(rows: Sequence[Mapping[str, Any]], key: str, form: str = "") -> str:
     return texts[0] if len(set(texts)) == 1 else " ".join(texts)
 
 
+def score(value: float, places: int = 3) -> str:
+    """With so many decimal places; that of a model that diverged in a few digits."""
+    return f"{value:.{places}f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
 def clock(seconds: float) -> str:
     """3:07 or 1:02:45."""
     minutes, s = divmod(int(max(0.0, seconds)), 60)
@@ -200,95 +201,3 @@ class ScoringBar:
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
-
-
-# ---- afterwards
-
-
-def members(folder: Path) -> list[Run]:
-    """The run of a folder, or the members of a population."""
-    return population(folder) if (folder / "population.json").exists() else [Run(folder)]
-
-
-COLUMNS = ("run", "model", "data", "status", "epoch", "valid", "test", "paper", "metric")
-"""what fits eighty characters"""
-
-
-def show_results(runs: Sequence[Run], columns: Sequence[str] = COLUMNS) -> None:
-    """Print runs with their results."""
-    rows, notes = [], list[str]()
-    for run in runs:
-        row = summary(run)
-        notes.append("; ".join(row["marks"]))
-        name = f"{run.name} {MARK}" if row["marks"] else run.name
-        row |= {"run": name, "model": row["label"].removesuffix("-RNN"), "epoch": row["best_epoch"]}
-        rows.append([_cell(row[name]) for name in columns])
-    unknown = ["paper"] if all(cells[columns.index("paper")] == "-" for cells in rows) else []
-    spare = [name for name in (*unknown, "metric", "data", "train", "status") if name in columns]
-    show_rows(columns, rows, right=("epoch", "train", "valid", "test", "paper"), spare=spare)
-    for told in dict.fromkeys(filter(None, notes)):
-        names = ", ".join(run.name for run, note in zip(runs, notes, strict=True) if note == told)
-        console().print(f"{MARK} {told}: {names}", style="dim")
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return score(value, 3 if value < 100 else 1)
-    return "-" if value is None else str(value)
-
-
-def score(value: float, places: int = 3) -> str:
-    """With so many decimal places; that of a model that diverged in a few digits."""
-    return f"{value:.{places}f}" if abs(value) < 1e6 else f"{value:.3g}"
-
-
-def write_curves(folder: Path) -> Path | None:
-    """Learning curves of a run, or of all members, as curves.png; None without matplotlib."""
-    from deeprnn.files import write_atomically
-    from deeprnn.render.curves import comparison_png, curves_png
-
-    runs = members(folder)
-    first = runs[0].info
-    settings = {"metric": first["metric"], "paper": first.get("paper")}
-    title = f"{first['label']} on {first['data']['name']}"
-    try:
-        if len(runs) == 1:
-            png = curves_png(runs[0].metrics(), title=title, **settings)
-        else:
-            png = comparison_png({r.path.name: r.metrics() for r in runs}, title=title, **settings)
-    except MissingExtra:
-        return None
-    path = folder / "curves.png"
-    write_atomically(path, png)
-    return path
-
-
-def conclusion(folder: Path) -> None:
-    """The table, the picture and what to try next."""
-    screen = console()
-    runs = members(folder)
-    screen.print()
-    show_results(runs, ("run", "model", "epoch", "train", "valid", "test", "paper", "metric"))
-    if len(runs) > 1:
-        screen.print(_spread(runs))
-    picture = write_curves(folder)
-    if picture:
-        screen.print(f"\nlearning curves: {picture}")
-    own = import_option(runs[0].recipe["model"].get("cell", ""))
-    me, place = program(), f"{shlex.quote(str(folder))} {own}".rstrip()
-    root = folder.parent if str(folder.parent) != "runs" else ""
-    part = "" if runs[0].recipe["evaluation"].get("test", True) else " --split valid"
-    steps = [
-        (f"{me} evaluate {place}{part}", "every metric convention"),
-        (f"{me} generate {place}", "let it write"),
-        (f"{me} runs {shlex.quote(str(root)) if root else ''}".rstrip(), "all runs so far"),
-    ]
-    screen.print(f"\nnext:\n{two_columns(steps)}", soft_wrap=True)
-
-
-def _spread(runs: Sequence[Run]) -> str:
-    values = [v for v in (summary(run)["test"] for run in runs) if v is not None]
-    if not values:
-        return ""
-    mean = sum(values) / len(values)
-    return f"test over {len(values)} members: mean {score(mean)}, from {score(min(values))} to {score(max(values))}"

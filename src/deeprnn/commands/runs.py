@@ -21,7 +21,7 @@ class Runs:
         """Print the table."""
         import json
 
-        from deeprnn.commands import run_view
+        from deeprnn.commands.run_results import show_results
         from deeprnn.console import console
         from deeprnn.errors import UserError
         from deeprnn.runs.folder import list_runs
@@ -49,5 +49,5 @@ class Runs:
         elif not runs:
             console().print(f"no runs in {self.root}: `deeprnn demo` makes two, `deeprnn train bach` one")
         else:
-            run_view.show_results(runs)
+            show_results(runs)
         return 0

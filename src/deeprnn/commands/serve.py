@@ -51,17 +51,15 @@ class Serve:
         from deeprnn.web.limits import Limits
         from deeprnn.web.server import make_server
 
-        own = self.runs or (Path("runs"),)
-        folders = own if self.runs else (*own, shipped.FOLDER)
+        named = self.runs or (Path("runs"),)
+        folders = named if self.runs else (*named, shipped.FOLDER)
         self._check()
         names = (*self.names, *(() if _is_address(self.host) else (self.host,)))
         limits = Limits(workers=self.workers, threads=self.threads, jobs=self.queue)
         server = make_server(create_app(folders, limits, names, self.editable), limits)
         listener = self._listen()
         url = f"http://{_shown(self.host)}:{listener.getsockname()[1]}/"
-        console().print(
-            f"deeprnn: {', '.join(map(str, self.runs or (Path('runs'),)))} at {url} (Ctrl+C stops)"
-        )
+        console().print(f"deeprnn: {', '.join(map(str, named))} at {url} (Ctrl+C stops)")
         if not _is_local(self.host):
             console(stderr=True).print(
                 f"warning: {self.host} lets other machines in, and there is no password"
@@ -84,7 +82,7 @@ class Serve:
                 raise UserError(f"there is no folder {str(folder)!r}: name one that holds runs")
         if min(self.workers, self.queue, self.threads) < 1:
             raise UserError("--workers, --threads and --queue must be at least 1")
-        from deeprnn.commands.train import MOST_THREADS
+        from deeprnn.commands.training import MOST_THREADS
 
         if max(self.workers, self.threads) > MOST_THREADS:
             raise UserError(f"--workers and --threads must be at most {MOST_THREADS:,}")

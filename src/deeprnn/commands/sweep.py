@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from deeprnn.sweeps.spec import Spec
     from deeprnn.training.recipe import Recipe
 
-KINDS = ("log:", "uniform:", "int:")
-
-
 SWEEPS = Path("sweeps")
 
 
@@ -62,7 +59,7 @@ class Sweep:
         from deeprnn.sweeps.spec import load_spec
 
         spec = load_spec(self.what)
-        return conduct(spec, self._folder(), self)
+        return search(spec, self._folder(), self)
 
     def _folder(self) -> Path:
         if self.out is not None:
@@ -75,8 +72,9 @@ class Sweep:
 
 def from_train(train: Train, recipe: Recipe, stem: str) -> int:
     """`deeprnn train DATA --sweep field=values …`: a sweep of the recipe that it would train."""
-    from deeprnn.commands.train import below
+    from deeprnn.commands.train import folder_below
     from deeprnn.errors import UserError
+    from deeprnn.sweeps.space import KINDS
     from deeprnn.sweeps.spec import make_spec
     from deeprnn.training.recipe import parse_value
 
@@ -86,9 +84,9 @@ def from_train(train: Train, recipe: Recipe, stem: str) -> int:
         "--track": train.track,
         "--threads": train.threads,
     }
-    if given := [option for option, value in ignored.items() if value]:
+    if rejected := [option for option, value in ignored.items() if value]:
         raise UserError(
-            f"{' and '.join(given)} cannot go with --sweep, whose trials are no runs of their own"
+            f"{' and '.join(rejected)} cannot go with --sweep, whose trials are no runs of their own"
         )
     space = {}
     for text in train.sweep:
@@ -97,14 +95,14 @@ def from_train(train: Train, recipe: Recipe, stem: str) -> int:
             raise UserError(
                 f"--sweep {text!r} needs the form field=values, as in optimiser.rate=log:0.001..1"
             )
-        space[name.replace("-", "_")] = value if value.startswith(KINDS) else parse_value(value)
+        space[name.replace("-", "_")] = value if value.partition(":")[0] in KINDS else parse_value(value)
     tables = {"space": space, "sampler": train.sampler, "trials": train.trials}
     name = train.name or f"{stem}-{'-'.join(n.rpartition('.')[2] for n in space)}"
     options = Sweep(what=name, trials=train.trials, device=train.device, quiet=train.quiet)
-    return conduct(make_spec(recipe, tables), below(train.out or SWEEPS, name), options)
+    return search(make_spec(recipe, tables), folder_below(train.out or SWEEPS, name), options)
 
 
-def conduct(spec: Spec, folder: Path, options: Any) -> int:
+def search(spec: Spec, folder: Path, options: Any) -> int:
     """A sweep with everything that a person sees of it; the exit status."""
     from dataclasses import replace
 
@@ -116,9 +114,9 @@ def conduct(spec: Spec, folder: Path, options: Any) -> int:
     from deeprnn.sweeps.html import write_page
     from deeprnn.sweeps.run import Settings, default_pack, run_sweep
     from deeprnn.sweeps.winner import score_winner
+    from deeprnn.training.loading import pick_device, rooted
     from deeprnn.training.recipe import override
     from deeprnn.training.saving import catch_signals
-    from deeprnn.training.session import pick_device, rooted
 
     if options.trials is not None:
         if options.trials < 1:

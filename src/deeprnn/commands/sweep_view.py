@@ -29,7 +29,7 @@ REFRESH = 0.5
 
 
 def sparkline(values: Sequence[float], most: int = SPARKS[0]) -> str:
-    """A curve in one line; of many values the lowest of each stretch, for scores fall."""
+    """A curve in one line; of many values the lowest of each group of neighbours, for scores fall."""
     if not values:
         return ""
     if len(values) > most:
@@ -47,8 +47,8 @@ class SweepView:
         self.spec, self.folder, self.shown = spec, folder, shown
         self.screen = console()
         self.live: Any = None
-        self.began = self.looked = time.monotonic()
-        self.here = 0
+        self.began = self.refreshed = time.monotonic()
+        self.ended_here = 0
 
     def __enter__(self) -> SweepView:
         if not self.shown:
@@ -69,13 +69,13 @@ class SweepView:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        """A remark."""
+        """Print a remark."""
         if self.shown:
             self.screen.print(f"  {text}")
 
     def ended(self, trial: Trial) -> None:
         """A line where there is no live table; a failure's reason always."""
-        self.here += 1
+        self.ended_here += 1
         if self.shown and (self.live is None or trial.state == "failed"):
             score = "" if trial.value is None else f"  valid {trial.value:.4f}"
             why = f"  {trial.reason}" if trial.reason else ""
@@ -84,9 +84,9 @@ class SweepView:
     def changed(self, study: Study, running: int) -> None:
         """Refresh the table."""
         now = time.monotonic()
-        if self.live is None or (running and now - self.looked < REFRESH):
+        if self.live is None or (running and now - self.refreshed < REFRESH):
             return
-        self.looked, trials = now, study.trials()
+        self.refreshed, trials = now, study.trials()
         # What is printed in the end takes the place of a table whose trials have all ended.
         self.live.transient = sum(t.state != "running" for t in trials) == self.spec.trials
         self.live.update(self._table(trials, running, now - self.began))
@@ -101,12 +101,12 @@ class SweepView:
             table.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=True)
         for row in rows:
             table.add_row(*row)
-        pace = f", {3600 * self.here / seconds:,.0f} an hour" if self.here and seconds > 1 else ""
-        told = (
+        pace = f", {3600 * self.ended_here / seconds:,.0f} an hour" if self.ended_here and seconds > 1 else ""
+        status = (
             f"{_counts(trials) or 'none ended'}, {running} training, of {self.spec.trials}{pace}, "
             f"{clock(seconds)}"
         )
-        return need("rich.console", extra="cli").Group(table, styled((told, "dim")))
+        return need("rich.console", extra="cli").Group(table, styled((status, "dim")))
 
 
 def _counts(trials: Sequence[Trial]) -> str:
@@ -133,9 +133,9 @@ def columns(trials: Sequence[Trial], spec: Spec) -> tuple[list[str], list[list[s
 
 def _cells(trial: Trial, spec: Spec, most: int) -> list[str]:
     mark = "" if trial.state == "complete" else " …" if trial.state == "running" else f" {trial.state}"
-    own = [value_text(trial.point.get(name)) for name in spec.space.dimensions]
+    values = [value_text(trial.point.get(name)) for name in spec.space.dimensions]
     score = "" if trial.value is None else f"{trial.value:.4f}"
-    return [f"{trial.number}{mark}", score, str(len(trial.curve)), sparkline(trial.curve, most), *own]
+    return [f"{trial.number}{mark}", score, str(len(trial.curve)), sparkline(trial.curve, most), *values]
 
 
 def point_text(trial: Trial) -> str:
@@ -170,9 +170,11 @@ def _show_next(folder: Path, outcome: Outcome, page: Path, winner: Path | None) 
     """What can be done with the sweep now."""
     steps = [(str(page), "parallel coordinates and importances")]
     if not outcome.finished:
-        left = [t for t in outcome.trials if t.state == "running"]
-        places = ", ".join(sorted({t.place for t in left})) or "another sweep"
-        console().print(f"still trained elsewhere: {len(left)} of {len(outcome.trials)} trials, in {places}")
+        unfinished = [t for t in outcome.trials if t.state == "running"]
+        places = ", ".join(sorted({t.place for t in unfinished})) or "another sweep"
+        console().print(
+            f"still trained elsewhere: {len(unfinished)} of {len(outcome.trials)} trials, in {places}"
+        )
         steps += [
             (f"{program()} sweep {shlex.quote(str(folder))}", "the best of all trials, when those have ended")
         ]

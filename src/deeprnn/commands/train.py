@@ -13,26 +13,20 @@ from deeprnn import launcher
 from deeprnn.commands.arguments import TrackOption, parse
 from deeprnn.commands.reading import Reading
 from deeprnn.commands.recipe_options import (
-    MEANT,
+    SUGGESTIONS,
     apply,
-    gathered,
-    parsed,
+    field_options,
+    join_repeated,
+    parse_values,
     show_fields,
     split_overrides,
-    typed_names,
 )
 
 if TYPE_CHECKING:
-    import torch
-
-    from deeprnn.training.evaluate import Data
-    from deeprnn.training.ranks import Ranks
     from deeprnn.training.recipe import Recipe
 
 
-MOST_THREADS = 1024
 RUNS = Path("runs")
-"""The bound is not this machine's cores: going on bit for bit takes as many threads as a run began with."""
 
 
 @dataclass(frozen=True)
@@ -95,35 +89,35 @@ class Train:
         """Recipe fields go to the recipe, the rest to this command."""
         from dataclasses import replace
 
-        rest, overrides = split_overrides(gathered(argv, "--sweep"))
+        rest, overrides = split_overrides(join_repeated(argv, "--sweep"))
         try:
-            command = parse(cls, rest, prog, others=typed_names(), meant=MEANT)
+            command = parse(cls, rest, prog, other_options=field_options(), suggestions=SUGGESTIONS)
         except SystemExit as end:
             if not end.code:  # the help has been printed
-                show_fields(*described(rest, overrides))
+                show_fields(*recipe_for_help(rest, overrides))
             raise
         return replace(command, overrides=tuple(overrides))
 
     def run(self) -> int:
         """Resolve the recipe, train, and show what came of it."""
         from deeprnn.cells import lookup
+        from deeprnn.commands.training import set_threads, train_recipe
         from deeprnn.console import console
         from deeprnn.runs.folder import new_folder
         from deeprnn.training.defaults import resolve
+        from deeprnn.training.loading import load_data, pick_device, rooted
         from deeprnn.training.ranks import joined, own_device
         from deeprnn.training.recipe import override
-        from deeprnn.training.session import load_data, pick_device, rooted
 
         set_threads(self.threads)
         device = own_device(pick_device(self.device))  # before there is a folder
         self._check_restarts()
         overrides = [*self.overrides, *self.reading.overrides()]
-        recipe, data, remarks = resolve(
-            self.what, self._model(parsed(overrides)), self.level, parsed(overrides)
-        )
-        words = {"seeds": self.seeds, "rates": self.rates, "transpositions": self.transpositions}
-        members = [(name, text) for name, text in words.items() if text]
-        recipe = _every_stage(apply(recipe, [*overrides, *members]), [name for name, _ in overrides])
+        changes = parse_values(overrides)
+        recipe, data, remarks = resolve(self.what, self._model(changes), self.level, changes)
+        grid = {"seeds": self.seeds, "rates": self.rates, "transpositions": self.transpositions}
+        members = [(name, text) for name, text in grid.items() if text]
+        recipe = _limit_every_stage(apply(recipe, [*overrides, *members]), [name for name, _ in overrides])
         if self.no_test:
             recipe = override(recipe, {"evaluation.test": False})
         if recipe.model.cell:  # a person asks for it, here or in a recipe of theirs: its code may run
@@ -141,10 +135,12 @@ class Train:
                 for remark in (*data.remarks, *remarks):
                     console().print(remark)
             folder = Path(
-                ranks.on_lead(lambda: str(self._named() if self.name else new_folder(self.out or RUNS, stem)))
+                ranks.on_lead(
+                    lambda: str(self._named_folder() if self.name else new_folder(self.out or RUNS, stem))
+                )
             )
             new = not launcher.restarts()  # else it goes on with what the first attempt left
-            return conduct(recipe, folder, data=data, options=self, device=device, ranks=ranks, new=new)
+            return train_recipe(recipe, folder, data=data, options=self, device=device, ranks=ranks, new=new)
 
     def _check_restarts(self) -> None:
         from deeprnn.errors import UserError
@@ -162,10 +158,10 @@ class Train:
         cell = changes.get("model.cell")
         return cell if isinstance(cell, str) and not self.model and not is_recipe(self.what) else self.model
 
-    def _named(self) -> Path:
+    def _named_folder(self) -> Path:
         from deeprnn.errors import UserError
 
-        folder = below(self.out or RUNS, self.name)
+        folder = folder_below(self.out or RUNS, self.name)
         if (folder / "recipe.toml").exists() and not launcher.restarts():
             raise UserError(
                 f"{folder} exists: go on with `deeprnn resume {folder}`, or choose another --name"
@@ -173,7 +169,7 @@ class Train:
         return folder
 
 
-def below(out: Path, name: str) -> Path:
+def folder_below(out: Path, name: str) -> Path:
     """The folder of that name in another one, and nowhere else."""
     from deeprnn.errors import UserError
 
@@ -183,7 +179,7 @@ def below(out: Path, name: str) -> Path:
     return out / path
 
 
-def _every_stage(recipe: Recipe, typed: Sequence[str]) -> Recipe:
+def _limit_every_stage(recipe: Recipe, typed: Sequence[str]) -> Recipe:
     """Limits from the command line hold for the first stage too, unless that is given one of its own.
 
     Of epochs each stage has as many, of minutes each has half: a person who gives five means five.
@@ -200,7 +196,7 @@ def _every_stage(recipe: Recipe, typed: Sequence[str]) -> Recipe:
     return override(recipe, changes)
 
 
-def described(words: Sequence[str], overrides: Sequence[tuple[str, str]]) -> tuple[Recipe | None, str]:
+def recipe_for_help(words: Sequence[str], overrides: Sequence[tuple[str, str]]) -> tuple[Recipe | None, str]:
     """The recipe that a command line with --help would train, where it names one, and what of."""
     from deeprnn.errors import UserError
     from deeprnn.training.defaults import resolve
@@ -211,91 +207,3 @@ def described(words: Sequence[str], overrides: Sequence[tuple[str, str]]) -> tup
         return apply(recipe, overrides), command.what
     except (UserError, SystemExit):
         return None, ""
-
-
-def set_threads(threads: int) -> None:
-    """Use so many CPU threads; 0 changes nothing."""
-    from deeprnn.errors import UserError
-
-    if not 0 <= threads <= MOST_THREADS:
-        raise UserError(f"--threads must be from 0 to {MOST_THREADS:,}, got {threads:,}")
-    if threads:
-        from deeprnn.training.threads import limit
-
-        limit(threads)
-
-
-def conduct(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    data: Data | None,
-    options: Any,
-    device: torch.device | None = None,
-    ranks: Ranks | None = None,
-    conclusion: bool = True,
-    new: bool = False,
-) -> int:
-    """Run a recipe with everything a person sees; the exit status. Of several ranks the lead shows it."""
-    import json
-    import shlex
-    import sys
-    from contextlib import ExitStack
-
-    from deeprnn.cells.lookup import import_option
-    from deeprnn.commands import run_view
-    from deeprnn.console import program
-    from deeprnn.reproduction.entries import record
-    from deeprnn.runs import ledger
-    from deeprnn.runs.summary import summary
-    from deeprnn.training import saving, session, tracking
-    from deeprnn.training.ranks import Ranks
-
-    ranks = ranks or Ranks()
-    tracking.check(options.track)
-    shown = not (options.quiet or options.json)
-    with ExitStack() as stack:
-        stage = stack.enter_context(ExitStack())
-
-        def watch(trainer: Any, place: Path) -> list[Any]:
-            stage.close()  # the first stage's live line gives way to the second's
-            watchers: list[Any] = []
-            if shown:
-                paper = run_view.members(place)[0].info.get("paper")
-                watchers.append(stage.enter_context(run_view.RunView(trainer, place, paper)))
-            if options.track:
-                watchers.append(stage.enter_context(tracking.Tracking(options.track, trainer, place)))
-            return watchers
-
-        try:
-            session.run_recipe(
-                recipe,
-                folder,
-                data=data,
-                device=device or session.pick_device(options.device),
-                watch=watch,
-                new=new,
-                choose_threads=not options.threads,
-                ranks=ranks,
-            )
-        except saving.Interrupted as signal:
-            stage.close()
-            if not ranks.lead:
-                return signal.status
-            again = f"{shlex.quote(str(folder))} {import_option(recipe.model.cell)}".rstrip()
-            print(f"saved; go on with: {program()} resume {again}", file=sys.stderr)
-            return signal.status
-    if not ranks.lead:
-        return 0
-    entries = (
-        [record(ledger.entry(run), options.ledger) for run in run_view.members(folder)]
-        if options.ledger
-        else []
-    )
-    if options.json:
-        print(json.dumps([summary(run) for run in run_view.members(folder)]))
-    elif shown and conclusion:
-        run_view.conclusion(folder)
-        for path in entries:
-            run_view.console().print(f"ledger: {path}")
-    return 0

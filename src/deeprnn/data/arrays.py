@@ -54,13 +54,13 @@ def _check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
             raise UserError(f"{path} uses a compression that numpy does not write")
         with archive.open(member) as file:
             shape, dtype = _header(file, path)
-            held = member.file_size - file.tell()
+            stored = member.file_size - file.tell()
         if dtype.hasobject:
             raise UserError(f"{path} holds pickled objects, which are not read: save plain arrays")
         if dtype.kind not in "biufU" or dtype.itemsize == 0:
             raise UserError(f"{path} holds an array of {dtype}, which is neither numbers nor text")
-        if math.prod(shape) * dtype.itemsize != held:
-            raise UserError(f"{path} is damaged: an array claims shape {shape} and holds {held:,} bytes")
+        if math.prod(shape) * dtype.itemsize != stored:
+            raise UserError(f"{path} is damaged: an array claims shape {shape} and holds {stored:,} bytes")
 
 
 def _header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], np.dtype]:

@@ -168,7 +168,7 @@ def _save(place: Path, titles: list[str], songs: Songs) -> None:
 
 
 def _read(place: Path) -> tuple[list[str], Songs] | None:
-    """What was kept; None where nothing was, or where the file is damaged."""
+    """The chorales in the cache; None where there are none, or where the file is damaged."""
     if not place.is_file():
         return None
     try:
@@ -182,12 +182,12 @@ def _read(place: Path) -> tuple[list[str], Songs] | None:
 
 def _divide(titles: list[str], songs: Songs, name: str, grid: Grid) -> MusicData:
     splits = [split_of(title) for title in titles]
-    rolls = {s: [songs[i] for i, mine in enumerate(splits) if mine == s] for s in SPLITS}
+    rolls = {s: [songs[i] for i, part in enumerate(splits) if part == s] for s in SPLITS}
     return MusicData(
         name,
         {s: Songs.pack(rolls[s], grid.size) for s in SPLITS},
         grid,
-        {s: [t for t, mine in zip(titles, splits, strict=True) if mine == s] for s in SPLITS},
+        {s: [t for t, part in zip(titles, splits, strict=True) if part == s] for s in SPLITS},
     )
 
 

@@ -56,14 +56,13 @@ def music_chunks(
     seed: int = 0,
     epoch: int = 0,
     shuffle: bool = True,
-    end_to_end: bool | None = None,
     lengths: Sequence[int] | None = None,
 ) -> EpochPlan:
     """Training chunks of songs in an order drawn from (seed, epoch).
 
     With one lane (the paper's way) a chunk holds at most `chunk` steps of one song: the state is carried
     within a song, and `reset[0]` is True at each song's first chunk. With more lanes songs lie end to end
-    in each lane and `reset` is True wherever one begins. `end_to_end` overrides that choice for one lane.
+    in each lane and `reset` is True wherever one begins.
     Songs go to the lane that is shortest so far; at a lane's end `mask` is False.
     """
     songs = _songs(sequences)
@@ -74,14 +73,10 @@ def music_chunks(
     order = order[songs.lengths[order] > 0]
     if lanes < 1:
         raise ValueError(f"lanes={lanes} must be at least 1")
-    if end_to_end is None:
-        end_to_end = lanes > 1
-    if end_to_end:
+    if lanes > 1:
         columns = _lay_lanes(songs, order, lanes)
         pieces = _cut(max(map(len, columns)), chunk, allowed)
         return _plan_of_columns(columns, pieces, songs)
-    if lanes > 1:
-        raise ValueError("end_to_end=False cuts at every song's end, which needs lanes=1")
     rows, pieces = [], []
     for song in order:
         target = _rows_of(songs, song)

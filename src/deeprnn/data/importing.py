@@ -104,7 +104,7 @@ def _begins_as_midi(path: Path) -> bool:
 
 
 def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) -> tuple[list[Item], Report]:
-    items, report, seen, total = [], Report(), {}, 0
+    items, report, path_of, total = [], Report(), {}, 0
     for path in options.progress(paths):
         shown = _shown(path, root)
         entry = FileReport(shown, accepted=False)
@@ -113,8 +113,8 @@ def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) 
             _check_suffix(path, music, alone=len(paths) == 1)
             data = read_bytes(path)
             digest = hashlib.sha256(data).hexdigest()
-            if digest in seen:
-                raise UserError(f"same bytes as {seen[digest]}")
+            if digest in path_of:
+                raise UserError(f"same bytes as {path_of[digest]}")
             content, cut = (
                 _read_song(data, path.suffix.lower(), entry, options) if music else _read_text(data)
             )
@@ -123,20 +123,22 @@ def _read_all(root: Path, paths: Sequence[Path], music: bool, options: Options) 
         except UserError as error:
             entry.reason = str(error)
             continue
-        seen[digest] = shown
+        path_of[digest] = shown
         entry.accepted, entry.size = True, len(content)
         if entry.losses:
             report.losses.add(entry.losses)
-        held = content.tobytes() if isinstance(content, np.ndarray) else data.removeprefix(BOM_UTF8).strip()
-        items.append(Item(shown, content, digest, hashlib.sha256(held).hexdigest(), cut))
+        text_or_frames = (
+            content.tobytes() if isinstance(content, np.ndarray) else data.removeprefix(BOM_UTF8).strip()
+        )
+        items.append(Item(shown, content, digest, hashlib.sha256(text_or_frames).hexdigest(), cut))
     return items, report
 
 
 def _check_suffix(path: Path, music: bool, alone: bool) -> None:
     suffix = path.suffix.lower()
-    wanted = SONGS if music else TEXT
-    if suffix not in wanted and not alone:
-        raise UserError(f"its name ends in {suffix or 'nothing'}; {' '.join(wanted)} are read here")
+    suffixes = SONGS if music else TEXT
+    if suffix not in suffixes and not alone:
+        raise UserError(f"its name ends in {suffix or 'nothing'}; {' '.join(suffixes)} are read here")
 
 
 def _read_song(

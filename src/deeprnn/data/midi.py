@@ -41,7 +41,7 @@ def read_midi(path: Path, grid: Grid | None = None, drums: bool = False) -> Midi
 def midi_bytes_to_song(
     data: bytes, grid: Grid | None = None, *, drums: bool = False, what: str = "MIDI data"
 ) -> MidiSong:
-    """The same from bytes: a damaged file is a `UserError` with the reason."""
+    """A MIDI file's bytes as a song; a damaged file is a `UserError` with the reason."""
     grid = grid or Grid()
     symusic = need("symusic", extra="midi")
     header = _header(data, what)

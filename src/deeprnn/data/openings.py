@@ -16,20 +16,20 @@ BEATS = 8
 SYMBOLS = {"char": 60, "word": 12}
 
 
-def openings(data: MusicData | TextData, most: int = MOST) -> list[dict[str, Any]]:
+def openings(data: MusicData | TextData) -> list[dict[str, Any]]:
     """Beginnings by name, of the test part where there is one: `frames` (lists of keys) of music, `text` of text."""
     split = next((s for s in ("test", "valid", "train") if len(data.splits.get(s, ()))), None)
     if split is None:
         return []
-    return _music(data, split, most) if isinstance(data, MusicData) else _text(data, split, most)
+    return _music(data, split) if isinstance(data, MusicData) else _text(data, split)
 
 
-def _music(data: MusicData, split: str, most: int) -> list[dict[str, Any]]:
+def _music(data: MusicData, split: str) -> list[dict[str, Any]]:
     """The first two bars of some pieces, from their first note on."""
     songs, names = data.splits[split], data.names[split]
     length = BEATS * (data.grid.steps_per_beat if data.grid else 4)
     openings = []
-    for i in _spread(len(songs), most):
+    for i in _spread(len(songs)):
         roll = songs[i]
         sounding = np.flatnonzero(roll.any(axis=1))
         if len(sounding):
@@ -39,7 +39,7 @@ def _music(data: MusicData, split: str, most: int) -> list[dict[str, Any]]:
     return openings
 
 
-def _text(data: TextData, split: str, most: int) -> list[dict[str, Any]]:
+def _text(data: TextData, split: str) -> list[dict[str, Any]]:
     """The beginnings of some lines, to a word's end."""
     stream, length = data.splits[split], SYMBOLS[data.kind]
     end = "\n" if data.kind == "char" else END
@@ -49,7 +49,7 @@ def _text(data: TextData, split: str, most: int) -> list[dict[str, Any]]:
     starts = [0, *(int(e) + 1 for e in ends[:-1])]
     lines = [(a, b) for a, b in zip(starts, (*starts[1:], len(stream)), strict=True) if b - a > length // 2]
     openings = []
-    for i in _spread(len(lines), most):
+    for i in _spread(len(lines)):
         start, stop = lines[i]
         text = data.decode(stream[start : min(start + length, stop)]).rstrip("\n")
         if data.kind == "char" and stop > start + length and " " in text.strip():
@@ -58,6 +58,6 @@ def _text(data: TextData, split: str, most: int) -> list[dict[str, Any]]:
     return openings
 
 
-def _spread(count: int, most: int) -> Sequence[int]:
-    """At most so many of the indices, evenly spread."""
-    return range(count) if count <= most else [i * count // most for i in range(most)]
+def _spread(count: int) -> Sequence[int]:
+    """At most `MOST` of the indices, evenly spread."""
+    return range(count) if count <= MOST else [i * count // MOST for i in range(MOST)]

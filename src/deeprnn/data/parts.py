@@ -25,7 +25,7 @@ class Item:
     split: str | None = None  # None: it is cut
 
     def pieces(self) -> dict[str, np.ndarray | str]:
-        """What it gives to each split."""
+        """The parts of the item that go to each split."""
         if self.split:
             return {self.split: self.content}
         assert self.cut

@@ -63,12 +63,12 @@ class EpochPlan:
         return int(self.mask.sum())
 
     def to(self, device: torch.device | str) -> EpochPlan:
-        """The same plan with its table and indices on `device`; batches are then made there."""
+        """The plan with its table and indices on `device`; batches are then made there."""
         moved = {name: getattr(self, name).to(device) for name in ("table", "rows", "mask", "reset")}
         return replace(self, **moved)
 
     def of_lanes(self, lanes: slice) -> EpochPlan:
-        """The same time axis with some of the lanes: one process's share."""
+        """The plan with some of its lanes: one process's share."""
         if range(*lanes.indices(self.lanes)) == range(self.lanes):
             return self
         own = {name: getattr(self, name)[:, lanes].contiguous() for name in ("rows", "mask", "reset")}

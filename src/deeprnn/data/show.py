@@ -11,6 +11,8 @@ from deeprnn.data.text import TextData
 from deeprnn.errors import UserError, need
 from deeprnn.files import open_atomically
 
+MOST_STEPS = 512
+"""of a piano roll as an image"""
 _NAMES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
 
 
@@ -34,7 +36,7 @@ def roll_as_text(roll: np.ndarray, grid: Grid, steps: int = 100, width: int | No
 
     Where the lines would be longer than `width`, the roll is broken into systems as sheet music is.
     """
-    shown = roll[:steps]
+    shown = roll[:MOST_STEPS]
     sounding = np.flatnonzero(shown.any(0))
     if not len(sounding):
         return "(silence)"
@@ -57,10 +59,10 @@ def text_sample(data: TextData, split: str, characters: int = 600) -> str:
     return data.decode(data.splits[split][:symbols])
 
 
-def roll_png(path: Path, roll: np.ndarray, grid: Grid, title: str, steps: int = 512) -> None:
+def roll_png(path: Path, roll: np.ndarray, grid: Grid, title: str) -> None:
     """A piano roll as an image: time in beats, pitches by name."""
     figure_module = need("matplotlib.figure", extra="cli")
-    shown = roll[:steps]
+    shown = roll[:MOST_STEPS]
     width = float(np.clip(len(shown) / 24, 6, 24))
     figure = figure_module.Figure(figsize=(width, 4.5), layout="constrained")  # no window system needed
     axes = figure.subplots()

@@ -62,18 +62,19 @@ def split_all(sizes: Sequence[int], digests: Sequence[str], can_be_cut: Sequence
 def _balanced(splits: Sequence[str], sizes: Sequence[int]) -> bool:
     """Whether valid and test have about their share of the frames, and no file in them has too much of it."""
     for split in SPLITS[1:]:
-        mine = [size for size, name in zip(sizes, splits, strict=True) if name == split]
-        if not 2 / 3 <= sum(mine) / (SHARES[split] * sum(sizes)) <= 3 / 2 or max(mine) > LARGEST * sum(mine):
+        in_split = [size for size, name in zip(sizes, splits, strict=True) if name == split]
+        frames = sum(in_split)
+        if not 2 / 3 <= frames / (SHARES[split] * sum(sizes)) <= 3 / 2 or max(in_split) > LARGEST * frames:
             return False
     return True
 
 
 def _fill_empty(splits: list[str | None], sizes: Sequence[int]) -> None:
     """Give every split a file, from the one with most, while there are enough: the shortest it has."""
-    for wanted in SPLITS:
+    for split in SPLITS:
         donor = max(SPLITS, key=splits.count)
-        if wanted not in splits and splits.count(donor) > 1:
-            splits[min((i for i, s in enumerate(splits) if s == donor), key=lambda i: sizes[i])] = wanted
+        if split not in splits and splits.count(donor) > 1:
+            splits[min((i for i, s in enumerate(splits) if s == donor), key=lambda i: sizes[i])] = split
 
 
 def named_split(path: str) -> str | None:

@@ -148,20 +148,17 @@ def text_data(
     parts: Mapping[str, str],
     *,
     minimum: int = 1,
-    vocabulary: Sequence[str] | None = None,
     unknown: bool = True,
 ) -> TextData:
     """Streams of characters or words; the vocabulary comes from the training part alone."""
     if kind not in ("char", "word"):
         raise UserError(f"kind={kind!r} is unknown: text is read as 'char' or 'word'")
-    if vocabulary is None:
-        if not (counts := _counts(parts.get("train", ""), kind, name)):
-            raise UserError(
-                f"{name}: the training part is empty, so there is no vocabulary: add files, or name them by split"
-            )
-        vocabulary = build_vocabulary(counts, minimum=minimum, unknown=unknown)
-        del counts
-    data = TextData(name, kind, {}, list(vocabulary))
+    if not (counts := _counts(parts.get("train", ""), kind, name)):
+        raise UserError(
+            f"{name}: the training part is empty, so there is no vocabulary: add files, or name them by split"
+        )
+    data = TextData(name, kind, {}, build_vocabulary(counts, minimum=minimum, unknown=unknown))
+    del counts
     for part, text in parts.items():
         data.splits[part] = data.encode(text)
         data.unknown[part] = _missing(data, part, text)

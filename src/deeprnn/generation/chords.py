@@ -71,9 +71,9 @@ class Chain:
         begin = np.zeros((len(b), 1), np.int64)  # the first note that is not decided yet
         rows = np.arange(len(b))
         while True:
-            asked = self.notes >= begin
-            np.copyto(p, self._probabilities(b, a), where=asked)
-            sounding = asked & (u < p)
+            from_here = self.notes >= begin
+            np.copyto(p, self._probabilities(b, a), where=from_here)
+            sounding = from_here & (u < p)
             first = sounding.argmax(1)
             some = sounding[rows, first]
             if not some.any():

@@ -53,12 +53,12 @@ class Corpus:
         prefix, unshift = prefix_sums(values(sample))
         best: tuple[int, np.ndarray, np.ndarray] | None = None
         low, high = 0, min(len(sample), len(self._values)) + 1  # found at low, not at high
-        mine, theirs = np.arange(len(sample)), np.arange(len(self._values))
+        starts, corpus_starts = np.arange(len(sample)), np.arange(len(self._values))
         guess = min(12, high - 1)
         while high - low > 1:
-            shared = self._shared(guess, prefix, unshift, mine, theirs)
+            shared = self._shared(guess, prefix, unshift, starts, corpus_starts)
             if len(shared[0]):
-                low, (mine, theirs) = guess, shared
+                low, (starts, corpus_starts) = guess, shared
                 best = (guess, *shared)
                 guess = min(2 * low, (low + high) // 2) if high - low > 1 else low
             else:
@@ -77,25 +77,36 @@ class Corpus:
         return self._shared(length, *prefix_sums(values(sample)), *every)[0]
 
     def _shared(
-        self, length: int, prefix: np.ndarray, unshift: np.ndarray, mine: np.ndarray, theirs: np.ndarray
+        self,
+        length: int,
+        prefix: np.ndarray,
+        unshift: np.ndarray,
+        starts: np.ndarray,
+        corpus_starts: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Of the candidate starts, those whose windows of `length` occur on both sides."""
-        mine = mine[mine + length < len(prefix)]
-        theirs = theirs[theirs + length < len(self._prefix)]
-        hashes = windows(prefix, unshift, mine, length)
+        starts = starts[starts + length < len(prefix)]
+        corpus_starts = corpus_starts[corpus_starts + length < len(self._prefix)]
+        hashes = windows(prefix, unshift, starts, length)
         known = np.unique(hashes)
         keep = []
-        for block in np.array_split(theirs, max(1, len(theirs) >> 18)):  # blocks that fit the cache
+        for block in np.array_split(
+            corpus_starts, max(1, len(corpus_starts) >> 18)
+        ):  # blocks that fit the cache
             h = windows(self._prefix, self._unshift, block, length)
             slot = np.minimum(np.searchsorted(known, h), max(0, len(known) - 1))
             keep.append(block[known[slot] == h] if len(known) else block[:0])
-        theirs = np.concatenate(keep)
-        return mine[np.isin(hashes, windows(self._prefix, self._unshift, theirs, length))], theirs
+        corpus_starts = np.concatenate(keep)
+        return starts[
+            np.isin(hashes, windows(self._prefix, self._unshift, corpus_starts, length))
+        ], corpus_starts
 
-    def _place(self, sample: np.ndarray, length: int, mine: np.ndarray, theirs: np.ndarray) -> Passage:
+    def _place(
+        self, sample: np.ndarray, length: int, starts: np.ndarray, corpus_starts: np.ndarray
+    ) -> Passage:
         """Turn starts into a passage, seen to be equal symbol by symbol."""
-        at = int(mine[0])
-        for start in theirs.tolist():
+        at = int(starts[0])
+        for start in corpus_starts.tolist():
             piece = int(np.searchsorted(self.starts, start, side="right")) - 1
             position = start - int(self.starts[piece])
             passage = self.pieces[piece][position : position + length]

@@ -42,7 +42,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class FrameOptions:
-    """What a person can choose about frames."""
+    """How frames of notes are drawn, as far as a person chooses it."""
 
     temperature: float = 1.0
     max_notes: int | None = None

@@ -84,12 +84,12 @@ def _music_from_run(
         raise UserError(f"ending={ending!r} is unknown: use {' or '.join(ENDINGS)}")
     grid = run.grid or Grid(low=21, high=20 + run.spec.output_size)
     steps = grid.steps_per_beat
-    wanted = 64 * steps if length is None else length
+    frames = 64 * steps if length is None else length
     primed = 0 if primer is None else len(primer)
     model = run.model()
     begin = perf_counter()
     most = run.info.get("data", {}).get("most_notes") if max_notes is None else max_notes
-    pieces, probabilities = sample_rolls(model, wanted, primer=primer, max_notes=most, **options)
+    pieces, probabilities = sample_rolls(model, frames, primer=primer, max_notes=most, **options)
     seconds = perf_counter() - begin
     primer_frames = primed if options.get("keep_primer", True) else 0
     if ending == "cadence":
@@ -117,8 +117,8 @@ def _ended(
     ends = [end_at_cadence(piece, grid, primer) for piece in pieces]
     chances = []
     for (piece, place), p in zip(ends, probabilities, strict=True):
-        held = piece[place + 1 :].astype(np.float32)
-        chances.append(np.concatenate([p[: len(piece) - len(held)], held]))
+        held_chord = piece[place + 1 :].astype(np.float32)
+        chances.append(np.concatenate([p[: len(piece) - len(held_chord)], held_chord]))
     return [piece for piece, _ in ends], chances
 
 
@@ -136,20 +136,20 @@ def text_from_run(
     """Text from a trained run; `show` is called with each piece of the first sample as soon as it is there."""
     check_options(run, options)
     vocabulary = list(run.vocabulary or ())
-    wanted = (600 if run.kind == "char" else 120) if length is None else length
+    symbols = (600 if run.kind == "char" else 120) if length is None else length
     primer_ids = encode_primer(primer or "", vocabulary, run.kind)
     model = run.model()
     begin = perf_counter()
     steps = stream_symbols(
         model,
-        length=wanted,
+        length=symbols,
         count=count,
         primer=primer_ids,
         start=start_symbol(vocabulary),
         avoid=symbol_ids({*avoid, *never(vocabulary, run.kind)}, vocabulary),
         **options,
     )
-    ids = np.zeros((count, wanted), np.int64)
+    ids = np.zeros((count, symbols), np.int64)
 
     def first() -> Iterator[int]:
         for t, row in enumerate(steps):
@@ -179,27 +179,15 @@ def sample_rolls(
     model: SequenceModel,
     length: int,
     count: int = 1,
-    seed: int = 0,
-    temperature: float = 1.0,
     primer: np.ndarray | None = None,
-    max_notes: int | None = None,
     keep_primer: bool = True,
-    independent: bool = False,
+    **options: Any,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Piano rolls (T, K) uint8, `length` frames each after the primer, and the probabilities of their notes.
 
-    Each frame was drawn from its own; the primer's stand at 0 or 1.
+    Each frame was drawn from its own; the primer's stand at 0 or 1. Options are those of `stream_music`.
     """
-    steps = stream_music(
-        model,
-        length=length,
-        count=count,
-        seed=seed,
-        temperature=temperature,
-        primer=primer,
-        max_notes=max_notes,
-        independent=independent,
-    )
+    steps = stream_music(model, length=length, count=count, primer=primer, **options)
     size = model.spec.output_size
     rolls = np.zeros((count, length, size), np.uint8)
     chances = np.zeros((count, length, size), np.float32)
@@ -287,7 +275,7 @@ def encode_primer(text: str, vocabulary: Sequence[str], kind: str) -> np.ndarray
 
 
 def start_symbol(vocabulary: Sequence[str]) -> int:
-    """What a text begins after: the end of the sentence before."""
+    """The symbol that a text without a primer follows: the end of a sentence."""
     for symbol in ("<eos>", "\n", " "):
         if symbol in vocabulary:
             return list(vocabulary).index(symbol)

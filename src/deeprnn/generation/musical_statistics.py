@@ -44,7 +44,7 @@ class MusicalStatistics:
     """of the frames, those inside a passage of eight beats that stands in the training data"""
 
     def text(self, name: str) -> str:
-        """One of them for a person: "3.91", "84 %", or a dash."""
+        """The statistic of a name for a person: "3.91", "84 %", or a dash."""
         value = getattr(self, name)
         if value is None:
             return "-"
@@ -98,8 +98,8 @@ def _intervals(rolls: Sequence[np.ndarray]) -> np.ndarray:
     steps = []
     for roll in rolls:
         frame, pitch = np.nonzero(roll)  # by frame, then by pitch
-        same = frame[1:] == frame[:-1]
-        steps.append((pitch[1:] - pitch[:-1])[same])
+        together = frame[1:] == frame[:-1]
+        steps.append((pitch[1:] - pitch[:-1])[together])
     return np.concatenate(steps) if steps else np.zeros(0, np.int64)
 
 

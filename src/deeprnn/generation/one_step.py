@@ -56,7 +56,7 @@ def can_serve(model: SequenceModel) -> bool:
 
 
 def overridden(model: SequenceModel) -> bool:
-    """Whether somebody gave the model, or an operator of it, a step of its own, or hooks."""
+    """Whether the model or one of its operators has an overridden step, or hooks."""
     return (
         own_method(model, "step", "embed", "joined") is not None
         or any(changed(level, "forward", "layers", "project", "_phi", weights=True) for level in model.levels)
@@ -93,8 +93,10 @@ class Product:
     """x @ W, for a few rows of x, in parts of columns that each stay on one thread."""
 
     def __init__(self, W: Array) -> None:
-        wide = max(1, ALONE // (ROWS * max(1, len(W))))
-        self.parts = [np.ascontiguousarray(W[:, at : at + wide]) for at in range(0, W.shape[1], wide)]
+        columns_each = max(1, ALONE // (ROWS * max(1, len(W))))
+        self.parts = [
+            np.ascontiguousarray(W[:, at : at + columns_each]) for at in range(0, W.shape[1], columns_each)
+        ]
 
     def __call__(self, x: Array) -> Array:
         if len(self.parts) == 1:
@@ -114,9 +116,9 @@ class _Level:
         parts = [_array(level, f"U{n}") for n in entering]
         U = np.ascontiguousarray(np.concatenate(parts if self.symbols else [u.T for u in parts], axis=1))
         self.enter = U.__getitem__ if self.symbols else Product(U)
-        whole = all(spec.inputs)
+        every_layer = all(spec.inputs)
         columns = [np.arange(s.start, s.stop) for n, s in enumerate(self.slices, 1) if n in entering]
-        self.columns = None if whole else np.concatenate(columns)
+        self.columns = None if every_layer else np.concatenate(columns)
         biases = [
             _array(level, f"b{n}") if spec.bias else np.zeros(m, np.float32)
             for n, m in enumerate(spec.sizes, 1)

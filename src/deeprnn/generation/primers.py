@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from deeprnn.data import MusicData, TextData
@@ -20,8 +20,8 @@ def run_data(run: Run) -> MusicData | TextData:
     """The data a run may see (a search's: no test part), read again; a UserError where it is not to be found."""
     from deeprnn.data import TextData
     from deeprnn.training.evaluate import visible
+    from deeprnn.training.loading import load_data
     from deeprnn.training.recipe import Recipe
-    from deeprnn.training.session import load_data
 
     recipe = Recipe.from_dict(run.recipe)
     part = recipe.data
@@ -91,30 +91,30 @@ def _midi(run: Run, name: str) -> np.ndarray:
     return roll
 
 
-def _piece(run: Run, split: str, which: str) -> np.ndarray:
+def _piece(run: Run, split: str, number_or_name: str) -> np.ndarray:
     """A piece by its number, counted from 1, or by its name."""
     data = run_data(run)
     songs, names = data.splits[split], getattr(data, "names", {}).get(split, [])
-    if which.isdecimal():
-        if not 1 <= int(which) <= len(songs):
+    if number_or_name.isdecimal():
+        if not 1 <= int(number_or_name) <= len(songs):
             raise UserError(
-                f"{split}:{which} is not there: {data.name} has {split}:1 to {split}:{len(songs)}"
+                f"{split}:{number_or_name} is not there: {data.name} has {split}:1 to {split}:{len(songs)}"
             )
-        return songs[int(which) - 1]
-    if which not in names:
-        from difflib import get_close_matches
+        return songs[int(number_or_name) - 1]
+    if number_or_name not in names:
+        suggestions = nearest(number_or_name, names, count=3) or names[:3]
+        raise UserError(
+            f"{data.name} has no {split} piece {number_or_name!r}: near are {', '.join(suggestions)}"
+        )
+    return songs[names.index(number_or_name)]
 
-        near = get_close_matches(which, names, n=3) or names[:3]
-        raise UserError(f"{data.name} has no {split} piece {which!r}: near are {', '.join(near)}")
-    return songs[names.index(which)]
 
-
-def _line(run: Run, split: str, which: str) -> str:
+def _line(run: Run, split: str, number: str) -> str:
     """A line of a text's split by its number, counted from 1."""
     data = run_data(run)
     assert not hasattr(data, "grid")
     text = data.decode(data.splits[split][:200_000])  # type: ignore[union-attr]
     lines = text.split("\n")
-    if not (which.isdecimal() and 1 <= int(which) <= len(lines)):
-        raise UserError(f"{split}:{which} is not there: give the number of a line, 1 to {len(lines)}")
-    return lines[int(which) - 1]
+    if not (number.isdecimal() and 1 <= int(number) <= len(lines)):
+        raise UserError(f"{split}:{number} is not there: give the number of a line, 1 to {len(lines)}")
+    return lines[int(number) - 1]

@@ -98,8 +98,8 @@ def _advance(
 
 
 def _rows(parts: list[Tensor], count: int) -> np.ndarray:
-    whole = (parts[0] if len(parts) == 1 else torch.cat(parts))[:count]
-    return whole.cpu().numpy()
+    drawn = (parts[0] if len(parts) == 1 else torch.cat(parts))[:count]
+    return drawn.cpu().numpy()
 
 
 def generator(seed: int, sample: int) -> torch.Generator:

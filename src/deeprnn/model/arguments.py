@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -15,6 +16,17 @@ from deeprnn.errors import UserError
 from deeprnn.model import units
 from deeprnn.model.tracing import is_symbolic
 from deeprnn.model.units import Unit
+
+
+class LayerSettings(TypedDict):
+    """Arguments of the constructors of `nn.RNN`'s kind that are the same for every drop-in layer."""
+
+    num_layers: int
+    bias: bool
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    backend: str
 
 
 def check_settings(

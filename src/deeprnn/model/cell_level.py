@@ -111,7 +111,7 @@ class CellLevel(nn.Module):
     def run_step(
         self, x: Tensor, state: Sequence[Tensor], skip: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The same for one step."""
+        """What the next level sees of one step, (B, H), and the states after it."""
         new = call_cell(self.cell, self._entered(x, state[0]), state)
         return new[0] if self.cell.output is None else self.cell.output(*new), tuple(new)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from deeprnn.cells.cell import Cell
 from deeprnn.cells.fingerprint import hook_of
 from deeprnn.cells.gru import GRU as GRUCell
 from deeprnn.cells.lstm import LSTM as LSTMCell
-from deeprnn.model.arguments import as_sizes
+from deeprnn.model.arguments import LayerSettings, as_sizes
 from deeprnn.model.cell_loop import call_cell, unroll_cell
 from deeprnn.model.direct_call import WIRED, call_directly, wired_cell
 from deeprnn.model.explain import explain
@@ -52,28 +52,21 @@ class DropIn(RecurrentBase, Generic[S]):
         cell: type[Cell],
         input_size: int,
         hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
         proj_size: int,
         intermediate_sizes: int | Sequence[int],
         device: Any,
         dtype: torch.dtype | None,
-        backend: str,
+        **settings: Unpack[LayerSettings],
     ) -> None:
-        sizes = input_size, hidden_size, num_layers
-        super().__init__(mode, *sizes, bias, batch_first, dropout, bidirectional, proj_size, backend)
+        super().__init__(mode, input_size, hidden_size, proj_size, **settings)
         self.intermediate_sizes = as_sizes(intermediate_sizes)
-        settings: dict[str, Any] = {"bias": bias, "intermediate_sizes": self.intermediate_sizes}
+        of_cell: dict[str, Any] = {"bias": self.bias, "intermediate_sizes": self.intermediate_sizes}
         if proj_size:
-            settings["proj_size"] = proj_size
-        widths = [input_size] + [(proj_size or hidden_size) * self.num_directions] * (num_layers - 1)
+            of_cell["proj_size"] = proj_size
+        width = (proj_size or hidden_size) * self.num_directions
+        widths = [input_size, *[width] * (self.num_layers - 1)]
         self._cells: tuple[Cell, ...] = tuple(
-            cell(n, hidden_size, **settings, device="meta")
-            for n in widths
-            for _ in range(self.num_directions)
+            cell(n, hidden_size, **of_cell, device="meta") for n in widths for _ in range(self.num_directions)
         )
         cell_sizes = self._cells[0].sizes()
         self.state_sizes, self.output_size = cell_sizes.states, cell_sizes.output * self.num_directions
@@ -89,17 +82,17 @@ class DropIn(RecurrentBase, Generic[S]):
         self.torch_cell = TORCH_CELLS[mode] if is_torchs else None
         self.reset_parameters()
 
-    def _name_of(self, own: str, index: int) -> str:
+    def _name_of(self, path: str, index: int) -> str:
         """`weight_zh_d2` of the second direction of level 0 is `weight_zh_l0_reverse_d2`."""
         level, backward = divmod(index, self.num_directions)
-        base, deep, number = own.partition("_d")
+        base, deep, number = path.partition("_d")
         return f"{base}_l{level}{'_reverse' * backward}{deep}{number}"
 
     def _tensors(self, index: int) -> dict[str, Tensor]:
         # At once, where `nn.Module` searches; what hooks compute is found there.
         parameters = {} if torch.compiler.is_compiling() else self.__dict__["_parameters"]
         names = self._names[index].items()
-        return {own: parameters[n] if n in parameters else getattr(self, n) for own, n in names}
+        return {path: parameters[name] if name in parameters else getattr(self, name) for path, name in names}
 
     def unroll_direction(
         self, index: int, x: Tensor, states: Sequence[Tensor], reset: Tensor | None
@@ -228,8 +221,9 @@ class GRU(DropIn[Tensor]):
     ) -> None:
         if proj_size:
             raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
-        super().__init__("GRU", GRUCell, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
-                         0, intermediate_sizes, device, dtype, backend)  # fmt: skip
+        super().__init__("GRU", GRUCell, input_size, hidden_size, 0, intermediate_sizes, device, dtype,
+                         num_layers=num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
+                         bidirectional=bidirectional, backend=backend)  # fmt: skip
 
 
 class LSTM(DropIn[tuple[Tensor, Tensor]]):
@@ -255,5 +249,6 @@ class LSTM(DropIn[tuple[Tensor, Tensor]]):
             raise ValueError("proj_size should be a positive integer or zero to disable projections")
         if proj_size and proj_size >= hidden_size:
             raise ValueError("proj_size has to be smaller than hidden_size")
-        super().__init__("LSTM", LSTMCell, input_size, hidden_size, num_layers, bias, batch_first, dropout,
-                         bidirectional, proj_size, intermediate_sizes, device, dtype, backend)  # fmt: skip
+        super().__init__("LSTM", LSTMCell, input_size, hidden_size, proj_size, intermediate_sizes, device, dtype,
+                         num_layers=num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
+                         bidirectional=bidirectional, backend=backend)  # fmt: skip

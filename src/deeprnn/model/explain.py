@@ -65,7 +65,7 @@ def step_equations(cell: Cell) -> list[str]:
         first = (type(cell).__doc__ or "").strip().partition("\n")[0]
         return [first or f"{', '.join(cell.state_names())} = step(x, {', '.join(cell.state_names())})"]
     names = Names(plan.traced.cell, cell.state_names(), plan.traced)
-    lines = _before(plan.traced, names)
+    lines = _before(plan.traced)
     for s in range(len(plan.traced.cell.stages)):
         lines += _stage(plan.traced.cell, s, names)
     lines += [f"where {meaning}" for meaning in _meanings(lines)]
@@ -76,7 +76,7 @@ def step_equations(cell: Cell) -> list[str]:
 
 
 def _meanings(lines: Sequence[str]) -> list[str]:
-    """What the functions that occur stand for; index_select is none of them."""
+    """Explanations of the functions in these lines that a reader may not know."""
     return [meaning for name, meaning in MEANINGS.items() if re.search(rf"\b{name}\(", "".join(lines))]
 
 
@@ -86,10 +86,10 @@ def entering_parameters(cell: Cell) -> set[str]:
     if plan.traced is None:
         width, states = cell.sizes().input, cell.sizes().states
         return {n for n, p in cell.named_parameters() if p.shape[-1:] == (width,) and width not in states}
-    own = plan.traced.hoisted
-    enters = _ancestors([*own.U, *([] if own.entering is None else [own.entering])])
-    inside = _ancestors(own.written.matrices)
-    held = own.columns.recording.held
+    hoisted = plan.traced.hoisted
+    enters = _ancestors([*hoisted.U, *([] if hoisted.entering is None else [hoisted.entering])])
+    inside = _ancestors(hoisted.written.matrices)
+    held = hoisted.columns.recording.held
     return {name for name, node in held.items() if node in enters and node not in inside}
 
 
@@ -109,7 +109,7 @@ def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
     if plan.traced is None:
         return f"{head}\nunrolled by the plain loop over step, because it cannot be described: {plan.reason}"
     names = Names(plan.traced.cell, cell.state_names(), plan.traced)
-    lines = [head, "before the loop, for all steps at once:", *_before(plan.traced, names), "in every step:"]
+    lines = [head, "before the loop, for all steps at once:", *_before(plan.traced), "in every step:"]
     for s in range(len(plan.traced.cell.stages)):
         lines += _stage(plan.traced.cell, s, names)
     lines += [f"  where {meaning}" for meaning in _meanings(lines)]
@@ -120,7 +120,7 @@ def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
 
 
 class Names:
-    """What the parts of a description are called in the text."""
+    """Names for the parts of a description in the text."""
 
     def __init__(self, cell: CellDescription, state_names: Sequence[str], traced: Traced) -> None:
         self.states = [
@@ -128,9 +128,9 @@ class Names:
         ]
         self.outputs: dict[Output, str] = {}
         for output in cell.outputs:
-            own = [self.states[k] for k, new in enumerate(cell.new_states) if new == output]
+            states = [self.states[k] for k, new in enumerate(cell.new_states) if new == output]
             inner = sum(o not in cell.new_states for o in self.outputs) + 1
-            self.outputs[output] = own[0] if own else f"z{inner}"
+            self.outputs[output] = states[0] if states else f"z{inner}"
         self.named = 0
         stages = [self._stage(stage, s, adjoint(cell).stages[s].saved) for s, stage in enumerate(cell.stages)]
         self.lines, self.spelled = zip(*stages, strict=True)
@@ -153,15 +153,15 @@ class Names:
         lines: list[Line] = []
         spelled: dict[Expression, Spelled] = {}
         for e in in_order(roots):
-            own = spelled[e] = self._leaf(e) if e.is_leaf else _applied(e, [spelled[a] for a in e.args])
+            full = spelled[e] = self._leaf(e) if e.is_leaf else _applied(e, [spelled[a] for a in e.args])
             if e in outputs:
-                lines.append(Line(self.outputs[outputs[e]], own.text, outputs[e]))
-            elif not e.is_leaf and len(own.text) > (SHORT if count[e] > 1 else LONG):
+                lines.append(Line(self.outputs[outputs[e]], full.text, outputs[e]))
+            elif not e.is_leaf and len(full.text) > (SHORT if count[e] > 1 else LONG):
                 self.named += 1
-                lines.append(Line(f"p{self.named}", own.text))
+                lines.append(Line(f"p{self.named}", full.text))
             else:
                 continue
-            spelled[e] = own if e.is_leaf else Spelled(lines[-1].name)
+            spelled[e] = full if e.is_leaf else Spelled(lines[-1].name)
         return lines, spelled
 
     def _leaf(self, e: Expression) -> Spelled:
@@ -208,28 +208,28 @@ def _span(places: tuple[int, ...]) -> str:
     return f"{len(places)} places"
 
 
-def _before(traced: Traced, names: Names) -> list[str]:
-    own, cell = traced.hoisted, traced.cell
-    paths = {node: path for path, node in own.columns.recording.held.items()}
+def _before(traced: Traced) -> list[str]:
+    hoisted, cell = traced.hoisted, traced.cell
+    paths = {node: path for path, node in hoisted.columns.recording.held.items()}
     lines = []
-    for k, node in enumerate(own.written.matrices, 1):
+    for k, node in enumerate(hoisted.written.matrices, 1):
         rows, columns = node.meta["shape"]
         lines.append(f"  M{k} ({rows} × {columns}) = {_node(node, paths)}")
-    for k, node in enumerate(own.vectors, 1):
+    for k, node in enumerate(hoisted.vectors, 1):
         lines.append(f"  v{k} ({node.meta['shape'][0]}) = {_node(node, paths)}")
-    for k, (node, per_sequence) in enumerate(own.masks, 1):
+    for k, (node, per_sequence) in enumerate(hoisted.masks, 1):
         when = "once a sequence" if per_sequence else "anew at every step"
         lines.append(f"  mask{k} ({node.meta['shape'][1]}), {when} = {_node(node, paths)}")
-    if own.entering is None:
+    if hoisted.entering is None:
         lines.append("  nothing of the input")
     elif traced.linear:
-        U = ", ".join(_node(u, paths) for u in own.U)
-        b = f" + {', '.join(_node(b, paths) for b in own.b)}" if own.b else ""
+        U = ", ".join(_node(u, paths) for u in hoisted.U)
+        b = f" + {', '.join(_node(b, paths) for b in hoisted.b)}" if hoisted.b else ""
         lines.append(
-            f"  A ({cell.entry_width} a step) = {_node(own.entering, paths)} · [{U}]ᵀ{b}, one product"
+            f"  A ({cell.entry_width} a step) = {_node(hoisted.entering, paths)} · [{U}]ᵀ{b}, one product"
         )
     else:
-        lines.append(f"  A ({cell.entry_width} a step) = {_node(own.entering, paths)}")
+        lines.append(f"  A ({cell.entry_width} a step) = {_node(hoisted.entering, paths)}")
     return lines
 
 
@@ -258,11 +258,11 @@ def _rows(rows: Rows, size: int) -> str:
 
 
 def _backward(cell: CellDescription, names: Names) -> list[str]:
-    own = adjoint(cell)
-    saved = [names.spelled[s][e].text for s, stage in enumerate(own.stages) for e in stage.saved]
-    numbers = sum(cell.stages[s].size for s, _ in own.saved)
-    what = f"saves {', '.join(saved)} ({numbers} numbers a step)" if saved else "saves nothing more"
-    return [f"for backward: reads all of the above that is named, and {what}"]
+    backward = adjoint(cell)
+    saved = [names.spelled[s][e].text for s, stage in enumerate(backward.stages) for e in stage.saved]
+    numbers = sum(cell.stages[s].size for s, _ in backward.saved)
+    saves = f"saves {', '.join(saved)} ({numbers} numbers a step)" if saved else "saves nothing more"
+    return [f"for backward: reads all of the above that is named, and {saves}"]
 
 
 def _backend(cell: CellDescription, request: Request, backend: str) -> str:

@@ -61,8 +61,8 @@ def gaussian_(weight: Tensor, std: float, generator: torch.Generator | None = No
 def initialise(module: nn.Module, init: InitSpec, generator: torch.Generator | None = None) -> None:
     """Fill every parameter of the operators in `module` by its role; a part with `initialise` fills itself."""
     for part in module.modules():
-        if (own := getattr(part, "initialise", None)) is not None:
-            own(init, generator)
+        if (fill := getattr(part, "initialise", None)) is not None:
+            fill(init, generator)
         for name, role in getattr(part, "roles", {}).items():
             weight = getattr(part, name)
             if is_parametrized(

@@ -34,10 +34,10 @@ def linear_cross_entropy(
         raise ValueError(f"targets of shape {tuple(targets.shape)} do not fit h of shape {tuple(h.shape)}")
     mask = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
     rows = h.reshape(-1, h.shape[-1]).to(weight.dtype)
-    wanted = torch.where(mask, targets, 0).reshape(-1).long()
+    labels = torch.where(mask, targets, 0).reshape(-1).long()
     if inside_functional_grad():  # custom operators have no gradients there
-        return _plain(rows, weight, bias, wanted, mask.reshape(-1)), mask.sum()
-    total, *_ = pieces(rows, weight, bias, wanted, mask.reshape(-1), torch.is_grad_enabled())
+        return _plain(rows, weight, bias, labels, mask.reshape(-1)), mask.sum()
+    total, *_ = pieces(rows, weight, bias, labels, mask.reshape(-1), torch.is_grad_enabled())
     return total, mask.sum()
 
 
@@ -60,8 +60,11 @@ def _pieces(
         return total, dh, dweight, dbias
     for p in range(h.shape[0]):
         out = (total[p], dh[p], dweight[p], dbias[p]) if gradients else (total[p], dh, dweight, dbias)
-        own = (targets if targets.dim() == 1 else targets[p], mask if mask.dim() == 1 else mask[p])
-        _member(h[p], weight[p], None if bias is None else bias[p], *own, *out)
+        targets_and_mask = (
+            targets if targets.dim() == 1 else targets[p],
+            mask if mask.dim() == 1 else mask[p],
+        )
+        _member(h[p], weight[p], None if bias is None else bias[p], *targets_and_mask, *out)
     return total, dh, dweight, dbias
 
 
@@ -81,9 +84,9 @@ def _member(h, weight, bias, targets, mask, total, dh, dweight, dbias) -> None:
     """One model: fill total and, where dweight has room, the gradients."""
     rows, classes = h.shape[0], weight.shape[0]
     step = max(1, PIECE.get(h.device.type, PIECE["cuda"]) // classes)
-    wanted = dweight.numel() > 0
+    gradients = dweight.numel() > 0
     total.zero_()
-    if wanted:
+    if gradients:
         dweight.zero_()
         dbias.zero_()
     turn = _turn_on_gpu if _has_kernel(h, classes) else _turn
@@ -95,19 +98,19 @@ def _member(h, weight, bias, targets, mask, total, dh, dweight, dbias) -> None:
             torch.mm(x, weight.t(), out=y)
         else:
             torch.addmm(bias, x, weight.t(), out=y)
-        total += turn(y, targets[part], mask[part], wanted)
-        if wanted:
+        total += turn(y, targets[part], mask[part], gradients)
+        if gradients:
             torch.mm(y, weight, out=dh[part])
             dweight.addmm_(y.t(), x)
             dbias.addmv_(y.t(), ones[: len(y)])
 
 
-def _turn(logits: Tensor, targets: Tensor, mask: Tensor, wanted: bool) -> Tensor:
+def _turn(logits: Tensor, targets: Tensor, mask: Tensor, gradient: bool) -> Tensor:
     """The sum of nats of these rows; their logits become the gradient of it, where that is wanted."""
     at, counted = targets.unsqueeze(1), mask.unsqueeze(1)
     logs = torch.log_softmax(logits, dim=1)
     total = -torch.where(counted, logs.gather(1, at), 0).sum()
-    if wanted:
+    if gradient:
         torch.exp(logs, out=logits).scatter_add_(1, at, torch.full_like(at, -1, dtype=logs.dtype))
         logits.masked_fill_(~counted, 0)
     return total
@@ -120,7 +123,7 @@ def _has_kernel(h: Tensor, classes: int) -> bool:
     return nvidia(h.device) and h.dtype == torch.float32 and classes <= THREADS * MOST
 
 
-def _turn_on_gpu(logits: Tensor, targets: Tensor, mask: Tensor, wanted: bool) -> Tensor:
+def _turn_on_gpu(logits: Tensor, targets: Tensor, mask: Tensor, gradient: bool) -> Tensor:
     """`_turn` by one kernel that reads and writes the logits once."""
     nats = logits.new_empty(len(logits))
     targets, mask = targets.contiguous(), mask.contiguous()  # a mapped dimension may lie last

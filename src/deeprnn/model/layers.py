@@ -131,8 +131,9 @@ class DeepRNN(RecurrentBase):
         if proj_size:
             raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
         phi = name_unit("nonlinearity", nonlinearity)
-        sizes = (input_size, hidden_size, num_layers)
-        super().__init__(f"RNN_{phi.upper()}", *sizes, bias, batch_first, dropout, bidirectional, 0, backend)
+        super().__init__(f"RNN_{phi.upper()}", input_size, hidden_size, num_layers=num_layers, bias=bias,
+                         batch_first=batch_first, dropout=dropout, bidirectional=bidirectional,
+                         backend=backend)  # fmt: skip
         self.state_sizes, self.output_size = (hidden_size,), hidden_size * self.num_directions
         inner = as_sizes(intermediate_sizes)
         inner_unit = nonlinearity if intermediate_nonlinearity is None else intermediate_nonlinearity
@@ -181,8 +182,8 @@ class DeepRNN(RecurrentBase):
         if all(u is not None for u in U):
             return InputProjection(x, U, b).A
         parts = []
-        each = [b[0] + b[-1], *b[1:-1]] if b else [None] * spec.depth
-        for u, bias, width in zip(U, each, spec.widths, strict=True):
+        biases = [b[0] + b[-1], *b[1:-1]] if b else [None] * spec.depth
+        for u, bias, width in zip(U, biases, spec.widths, strict=True):
             part = F.linear(x, u, bias) if u is not None else x.new_zeros(()) if bias is None else bias
             parts.append(part.expand(*x.shape[:-1], width))
         return torch.cat(parts, -1)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any, TypedDict, Unpack
 
 import torch
 
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model import init as initialisation
 from deeprnn.model.embedding import embedding_spec
 from deeprnn.model.init import InitSpec
@@ -176,8 +175,7 @@ def _make(*, init=None, seed=None, device=None, dtype=None, **settings) -> Seque
             raise TypeError(f"{name} is for the builders of deep models: use dt_rnn, dts_rnn, do_rnn, dot_rnn, "
                             "dots_rnn or stacked_dts_rnn")  # fmt: skip
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(name, known)
             raise TypeError(f"a model has no setting {name!r}{hint}: known are {', '.join(known)}")
     return build(assemble(**settings), init, seed, device, dtype)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deeprnn.backends.transformations import nothing_around
-from deeprnn.errors import UserError, nearest
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model.equations import nade_logits
 from deeprnn.model.nade_loss import nade_nats
 from deeprnn.model.operator_specs import PredictSettings, PredictSpec
@@ -131,7 +131,7 @@ class NadePredict(Predict):
         return (self._draw_by_chords if quick else self._draw_by_notes)(b, a, u, temperature)
 
     def _draw_by_notes(self, b: Tensor, a: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """As many steps as there are notes, whatever the values: for tracing and transformations."""
+        """Draw notes in as many steps as there are notes, whatever the values: for tracing and transformations."""
         notes, chances = [], []
         for i in range(self.spec.output_size):
             p = _chances(b[..., i] + torch.sigmoid(a) @ self.V[i], temperature)
@@ -142,7 +142,7 @@ class NadePredict(Predict):
         return torch.stack(notes, -1), torch.stack(chances, -1)
 
     def _draw_by_chords(self, b: Tensor, a: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """The same by as many steps as notes sound: between two of them the hidden layer stays as it is.
+        """Draw notes in as many steps as notes sound: between two of them the hidden layer stays as it is.
 
         All notes above the last one that sounded are asked at once, the lowest that sounds is taken, and the rest are
         asked again, until none does in any frame.
@@ -151,17 +151,17 @@ class NadePredict(Predict):
         b, a, u = b.reshape(-1, O), a.reshape(-1, a.shape[-1]), u.expand(shape).reshape(-1, O)
         frames, chances = torch.zeros_like(b), torch.zeros_like(b)
         note, V = torch.arange(O, device=b.device), self.V.t()
-        asked = torch.ones_like(b, dtype=torch.bool)
+        undecided = torch.ones_like(b, dtype=torch.bool)
         while True:
             p = _chances(torch.addmm(b, torch.sigmoid(a), V), temperature)
-            chances = torch.where(asked, p, chances)
-            sounds, first = ((u < p) & asked).max(1, keepdim=True)
+            chances = torch.where(undecided, p, chances)
+            sounds, first = ((u < p) & undecided).max(1, keepdim=True)
             if not sounds.any():
                 return frames.reshape(shape), chances.reshape(shape)
             on = sounds.to(b.dtype)
             frames.scatter_add_(1, first, on)
             a = torch.addcmul(a, on, self.W[first.squeeze(1)])
-            asked = (note > first) & sounds
+            undecided = (note > first) & sounds
 
     def _check_frames(self, h: Tensor, y: Tensor) -> None:
         want = (*h.shape[:-1], self.spec.output_size)
@@ -185,9 +185,8 @@ def _chances(logits: Tensor, temperature: float) -> Tensor:
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     """An unknown keyword is an error that names this class's own."""
-    own = ("hidden_size", *PredictSettings.__annotations__, "device", "dtype", "initialise")
+    accepted = ("hidden_size", *PredictSettings.__annotations__, "device", "dtype", "initialise")
     for name in settings:
         if name not in PredictSettings.__annotations__:
-            near = nearest(name, list(own))
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise UserError(f"NadePredict: unknown argument {name!r}{hint}: known are {', '.join(own)}")
+            hint = did_you_mean(name, accepted)
+            raise UserError(f"NadePredict: unknown argument {name!r}{hint}: known are {', '.join(accepted)}")

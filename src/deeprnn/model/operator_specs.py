@@ -93,8 +93,8 @@ class PlusSpec:
     @property
     def inputs(self) -> tuple[bool, ...]:
         """Which layers receive the input."""
-        wanted = {"first": {0}, "last": {self.depth - 1}, "all": set(range(self.depth))}[self.input_to]
-        return tuple(l in wanted for l in range(self.depth))
+        layers = {"first": {0}, "last": {self.depth - 1}, "all": set(range(self.depth))}[self.input_to]
+        return tuple(l in layers for l in range(self.depth))
 
 
 def warn_idle_shortcut(owner: str, shortcut: str, intermediate_sizes: Sequence[int]) -> None:

@@ -60,7 +60,7 @@ def hook_kind(module: nn.Module, weights: bool = False) -> str | None:
 
 
 def own_hook(module: nn.Module, weights: bool = False) -> str | None:
-    """The same of hooks that were registered on this module."""
+    """The kind of a hook that a user registered on this module, None without one."""
     for kind, attribute, _ in HOOKS:
         for hook in getattr(module, attribute).values():
             if weights or not isinstance(hook, WEIGHT_HOOKS):
@@ -99,8 +99,8 @@ def unroll_calls(
 
     `state_mask` is dropout on h_{t-1}: (B, H), one for the sequence, or (T, B, H).
     """
-    each = state_mask is not None and state_mask.dim() == 3
-    inputs = {"x": x, "reset": reset, "skip": skip, "mask": state_mask if each else None}
+    mask_per_step = state_mask is not None and state_mask.dim() == 3
+    inputs = {"x": x, "reset": reset, "skip": skip, "mask": state_mask if mask_per_step else None}
     over_time = {name: tensor for name, tensor in inputs.items() if tensor is not None}
 
     def advance(h: Tensor, at: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,7 @@ class Plus(Operator):
             below = size
 
     def _entry_role(self) -> str:
-        """What the input is decides its weights: between levels of a stack they join hidden layers."""
+        """How the input's weights are first drawn: between levels of a stack as those of hidden layers."""
         return "hidden" if self.spec.stacked else "input"
 
     def _list(self, letter: str) -> list[Tensor | None]:
@@ -135,7 +135,7 @@ class Plus(Operator):
             check_input("Plus: skip", skip, spec.skip_size, spec.symbols, lead)
 
     def _check_state(self, h: Tensor, batch: torch.Size) -> None:
-        """The same for the state; one state may serve a whole batch."""
+        """Refuse a state of another size; one state may serve a whole batch."""
         pairs = zip(reversed(batch), reversed(h.shape[:-1]), strict=False)
         size = self.spec.hidden_size
         if h.shape[-1:] != (size,) or any(a != b and 1 not in (a, b) for a, b in pairs):
@@ -145,8 +145,8 @@ class Plus(Operator):
         """Everything that enters the layers from outside the recurrence, (..., Σ widths)."""
         spec = self.spec
         self._check_inputs(x, skip)
-        if (one := self._one_product(x)) is not None:
-            return one.A
+        if (projection := self._one_product(x)) is not None:
+            return projection.A
         lead = x.shape if spec.embeds else x.shape[:-1]
         embedded = spec.embeds and not spec.input_mlp_sizes
         x = self.embed_input(x) if spec.input_mlp_sizes else x
@@ -167,7 +167,7 @@ class Plus(Operator):
         return [self._phi(f"{n}", u) for n, u in enumerate(self.spec.unit_specs, 1)]
 
     def _named(self) -> list[tuple[str, Tensor | None, Tensor | None]]:
-        """The same units by name, with the parameters of those that have some."""
+        """The layers' units by name, with the parameters of those that have some."""
         rho, centre = self._list("rho"), self._list("c")
         return [(str(u), rho[l], centre[l]) for l, u in enumerate(self.spec.unit_specs)]
 
@@ -251,8 +251,8 @@ class Plus(Operator):
                 "use dropout.state or dropout.output"
             )
         log_plain_loop(reason)
-        whole = own_method(self, "forward") is None and hook_kind(self) is None
-        step = self.layers if whole else lambda *inputs: [self(*inputs)]
+        gives_layers = own_method(self, "forward") is None and hook_kind(self) is None
+        step = self.layers if gives_layers else lambda *inputs: [self(*inputs)]
         states, others = unroll_calls(step, x, h0, reset, skip, masks.get("state"))
         return [others, states]
 
@@ -283,7 +283,7 @@ class Plus(Operator):
     def run_step(
         self, x: Tensor, state: Sequence[Tensor], skip: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The same for one step."""
+        """What the next level sees of one step, (B, H), and the states after it."""
         h = self(x, state[0]) if skip is None else self(x, state[0], skip)
         return h, (h,)
 

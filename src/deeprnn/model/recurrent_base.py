@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from deeprnn.model.arguments import LayerSettings
 from deeprnn.model.direct_call import WIRED
 from deeprnn.model.sequence_layer import SequenceLayer
 
@@ -23,19 +24,13 @@ class RecurrentBase(SequenceLayer, nn.RNNBase):
         mode: str,
         input_size: int,
         hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
-        proj_size: int,
-        backend: str,
+        proj_size: int = 0,
+        **settings: Unpack[LayerSettings],
     ) -> None:
         nn.Module.__init__(self)
-        sizes = input_size, hidden_size
-        self.set_up(num_layers, batch_first, dropout, bidirectional, backend, bias, sizes)
-        self.mode, self.bias, self.proj_size = mode, bias, proj_size
-        self.input_size, self.hidden_size = sizes
+        self.set_up(sizes=(input_size, hidden_size), **settings)
+        self.mode, self.bias, self.proj_size = mode, settings["bias"], proj_size
+        self.input_size, self.hidden_size = input_size, hidden_size
         self._all_weights: list[list[str]] = []
 
     def add_parameters(

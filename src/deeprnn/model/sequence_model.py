@@ -50,11 +50,11 @@ class SequenceModel(Traceable):
 
     def embed(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the first level sees: x itself, or a learned vector for each symbol; `mask` (symbols, 1) drops some."""
-        own = self.spec.embedding
-        if own is None:
+        embedding = self.spec.embedding
+        if embedding is None:
             return x
         # Tied, the vectors are ▷'s last matrix: one parameter, and no second name for it.
-        if not own.tied:
+        if not embedding.tied:
             return self.embedding(x, mask)
         refresh_weights(self.predict)
         weight = getattr(self.predict, f"V{len(self.spec.predict.sizes) + 1}")
@@ -85,16 +85,16 @@ class SequenceModel(Traceable):
         masks = masks or {}
         entered = self.embed(x, masks.get("symbols"))
         below = entered if "input" not in masks else entered * masks["input"]
-        seen, last = [], []
-        for k, (level, own) in enumerate(zip(self.levels, self._by_level(state), strict=True)):
+        outputs, last = [], []
+        for k, (level, state_of_level) in enumerate(zip(self.levels, self._by_level(state), strict=True)):
             inner = _of_level(masks, k)
             skip = entered if level.spec.skip_size else None
             if f"below{k}" in masks:
                 below = below * masks[f"below{k}"]
-            below, new = level.run(below, own, reset, skip, inner, backend=self.backend)
-            seen.append(below)
+            below, new = level.run(below, state_of_level, reset, skip, inner, backend=self.backend)
+            outputs.append(below)
             last += new
-        return seen, tuple(last)
+        return outputs, tuple(last)
 
     def _by_level(self, state: State) -> list[State]:
         """Each level's own states."""
@@ -122,13 +122,13 @@ class SequenceModel(Traceable):
         """
         self._check(x, 1 if self.spec.symbols else 2)
         state = self._state(state, x.shape[0])
-        entered, seen, last = self.embed(x), [], []
+        entered, outputs, last = self.embed(x), [], []
         below = entered
-        for level, own in zip(self.levels, self._by_level(state), strict=True):
-            below, new = level.run_step(below, own, entered if level.spec.skip_size else None)
-            seen.append(below)
+        for level, state_of_level in zip(self.levels, self._by_level(state), strict=True):
+            below, new = level.run_step(below, state_of_level, entered if level.spec.skip_size else None)
+            outputs.append(below)
             last += new
-        return self.predict(self.joined(seen)), tuple(last)
+        return self.predict(self.joined(outputs)), tuple(last)
 
     def _state(self, state: State | None, batch: int) -> State:
         """The given state, checked, or zeros."""

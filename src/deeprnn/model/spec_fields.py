@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model.units import Unit, named
 
 T = TypeVar("T")
@@ -44,11 +43,11 @@ def unit_list(owner: str, units: Units, count: int) -> tuple[str, ...]:
     """One unit name per layer; a single one serves all layers. A function is registered by its name."""
     if not (isinstance(units, (str, tuple, list)) or callable(units)):
         raise UserError(f"{owner}: units must be a name, a function or one of them per layer, got {units!r}")
-    each = (units,) if isinstance(units, str) or callable(units) else tuple(units)
-    each = each * count if len(each) == 1 else each
-    if len(each) != count:
-        raise UserError(f"{owner}: {count} layers need {count} units (or one for all), got {each!r}")
-    return tuple(named(unit) for unit in each)
+    layer_units = (units,) if isinstance(units, str) or callable(units) else tuple(units)
+    layer_units = layer_units * count if len(layer_units) == 1 else layer_units
+    if len(layer_units) != count:
+        raise UserError(f"{owner}: {count} layers need {count} units (or one for all), got {layer_units!r}")
+    return tuple(named(unit) for unit in layer_units)
 
 
 def mapping(owner: str, data: Any) -> dict[str, Any]:
@@ -80,8 +79,7 @@ def read(cls: type[T], data: dict[str, Any]) -> T:
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for key in mapping(cls.__name__, data):
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(key, known)
             raise UserError(f"{cls.__name__}: unknown field {key!r}{hint}: known are {', '.join(known)}")
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         has_default = f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING

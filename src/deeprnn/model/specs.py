@@ -138,24 +138,25 @@ class ModelSpec:
             raise UserError(f"model: ▷ takes {self.predict.input_size} inputs but the state has {want} units")
 
     def _check_embedding(self) -> None:
-        own = self.embedding
-        if own is None:
+        embedding = self.embedding
+        if embedding is None:
             return
-        if not isinstance(own, EmbeddingSpec):
-            raise UserError(f"model: embedding must be an EmbeddingSpec or None, got {own!r}")
-        if any(level.symbols for level in self.levels) or self.levels[0].input_size != own.size:
+        if not isinstance(embedding, EmbeddingSpec):
+            raise UserError(f"model: embedding must be an EmbeddingSpec or None, got {embedding!r}")
+        size, symbols = embedding.size, embedding.symbols
+        if any(level.symbols for level in self.levels) or self.levels[0].input_size != size:
             raise UserError(
-                f"model: an embedding gives the first level vectors of {own.size}, but it takes "
+                f"model: an embedding gives the first level vectors of {size}, but it takes "
                 f"{'symbols' if self.levels[0].symbols else self.levels[0].input_size}"
             )
-        if not own.tied:
+        if not embedding.tied:
             return
         last = self.predict.sizes[-1] if self.predict.sizes else self.predict.input_size
-        if last != own.size or self.predict.output_size != own.symbols:
+        if last != size or self.predict.output_size != symbols:
             raise UserError(
-                f"model: tied embeddings need an output matrix of the embedding's shape, {own.symbols:,} x {own.size}, "
+                f"model: tied embeddings need an output matrix of the embedding's shape, {symbols:,} x {size}, "
                 f"but ▷'s last one is {self.predict.output_size:,} x {last}: set model.embedding = {last}, or put a "
-                f'projection in between (model.output_hidden = [{own.size}], output_unit = "identity")'
+                f'projection in between (model.output_hidden = [{size}], output_unit = "identity")'
             )
         if self.predict.shortcut:
             raise UserError(

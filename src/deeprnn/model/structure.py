@@ -1,4 +1,4 @@
-"""A model taken apart from its spec alone: layers, the matrices that join them, counts and equations."""
+"""A model taken apart from its spec alone: layers, the matrices that join them, and counts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from functools import lru_cache
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.lookup import label as cell_label
 from deeprnn.cells.lookup import on_meta
-from deeprnn.model.explain import entering_parameters, step_equations
+from deeprnn.model.explain import entering_parameters
 from deeprnn.model.operator_specs import CellSpec, Level
 from deeprnn.model.specs import ModelSpec
-
-SUBSCRIPTS = str.maketrans("0123456789+-t", "₀₁₂₃₄₅₆₇₈₉₊₋ₜ")
-NADE = "-NADE"
-"""what a label ends with where ▷ is one"""
-SUPERSCRIPTS = str.maketrans("0123456789()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁽⁾")
 
 
 @dataclass(frozen=True)
@@ -41,8 +36,8 @@ class Layer:
     @property
     def extra(self) -> int:
         """Numbers learned besides matrices: biases, and an Lp unit's orders and centres."""
-        own = self.size + self.width if self.unit.startswith("lp") else self.others
-        return own + (self.width if self.bias else 0)
+        of_unit = self.size + self.width if self.unit.startswith("lp") else self.others
+        return of_unit + (self.width if self.bias else 0)
 
 
 @dataclass(frozen=True)
@@ -95,10 +90,11 @@ def dissect(spec: ModelSpec) -> Anatomy:
     """Layers and links of a model."""
     layers = [Layer("x", "input", "x", spec.input_size, "identity")]
     links: list[Link] = []
-    if (own := spec.embedding) is not None:
-        matrix = f"V{len(spec.predict.sizes) + 1}" if own.tied else "E0"
-        layers.append(Layer("e", "input_hidden", "f", own.size, "identity"))
-        links.append(Link("x", "e", matrix, "input", own.size, own.symbols, tied=own.tied))
+    if (embedding := spec.embedding) is not None:
+        size, tied = embedding.size, embedding.tied
+        matrix = f"V{len(spec.predict.sizes) + 1}" if tied else "E0"
+        layers.append(Layer("e", "input_hidden", "f", size, "identity"))
+        links.append(Link("x", "e", matrix, "input", size, embedding.symbols, tied=tied))
     below = layers[-1]
     for number, level in enumerate(spec.levels, 1):
         below = _level(level, number if len(spec.levels) > 1 else 0, below, layers, links)
@@ -142,7 +138,7 @@ def _cell_level(
     level: CellSpec, number: int, tag: str, below: Layer, layers: list[Layer], links: list[Link]
 ) -> Layer:
     """Append a cell: one box, and a link for each of its matrices."""
-    cell = _on_meta(level)
+    cell = cell_on_meta(level)
     if level.symbols:
         entry = Layer(f"e1{tag}", "input_hidden", "f", level.entering, "identity", number)
         layers.append(entry)
@@ -164,7 +160,8 @@ def _cell_level(
 
 
 @lru_cache(maxsize=64)
-def _on_meta(level: CellSpec) -> Cell:
+def cell_on_meta(level: CellSpec) -> Cell:
+    """A level's cell without numbers."""
     return on_meta(level.cell, level.entering, level.hidden_size, level.options)
 
 
@@ -215,93 +212,3 @@ def _nade(
 def _out(source: Layer, target: Layer, matrix: str, top: Layer) -> Link:
     around = source.role == "state" and source.key != top.key
     return Link(source.key, target.key, matrix, "skip" if around else "output", target.width, source.size)
-
-
-def label(spec: ModelSpec) -> str:
-    """The name the paper would give: RNN, DT(S)-RNN, DOT-RNN, sRNN, sDT(S)-RNN, …, and RNN-NADE."""
-    nade = NADE if spec.output == "nade" else ""
-    if isinstance(spec.levels[0], CellSpec):
-        deep = f"{'s' * (len(spec.levels) > 1)}{'DO-' * bool(spec.predict.sizes)}"
-        return f"{deep}{cell_label(spec.levels[0].cell)}{nade}"
-    deep_in = any(level.input_mlp_sizes for level in spec.levels)
-    deep_transition = any(level.depth > 1 for level in spec.levels)
-    shortcut = any(any(level.shortcuts) for level in spec.levels)
-    letters = "I" * deep_in + "O" * bool(spec.predict.sizes) + "T" * deep_transition
-    star = "*" if any(unit.startswith("lp") for level in spec.levels for unit in level.units) else ""
-    stacked = "s" if len(spec.levels) > 1 else ""
-    deep = f"D{letters}{'(S)' if shortcut else ''}-" if letters else ""
-    return f"{stacked}{deep}RNN{star}{nade}"
-
-
-def short_name(spec: ModelSpec) -> str:
-    """The label as it is typed and as folders are named: rnn, dts, dots, srnn, sdts, dots-star, dots-nade."""
-    whole = label(spec).lower().replace("(s)", "s")
-    name = whole.removesuffix(NADE.lower())
-    nade = whole[len(name) :]
-    return name.rstrip("*").removesuffix("-rnn") + "-star" * name.endswith("*") + nade
-
-
-def short_count(count: int) -> str:
-    """A count as the paper's Table 1 prints it, digits cut off: 465K, 1185K, 4.04M."""
-    if count < 10_000:
-        return str(count)
-    return f"{count // 1000}K" if count < 2_000_000 else f"{count // 10_000 / 100:.2f}M"
-
-
-def symbol(layer: Layer, time: str = "t") -> str:
-    """A layer's name in plain text: h⁽²⁾ₜ₋₁, z₁."""
-    level = f"({layer.level})".translate(SUPERSCRIPTS) if layer.level else ""
-    index = str(layer.index).translate(SUBSCRIPTS) if layer.index else ""
-    if not time:
-        return f"{layer.letter}{index}{level}"
-    comma = "," if index else ""
-    return f"{layer.letter}{index}{comma}{time.translate(SUBSCRIPTS)}{level}"
-
-
-def unit_symbol(unit: str) -> str:
-    """A unit's name in an equation."""
-    name, _, pool = unit.partition(":")
-    return {"sigmoid": "σ", "identity": "", "maxout": f"max{pool}", "lp": f"L{pool}ₚ"}.get(name, name)
-
-
-def equations(spec: ModelSpec) -> list[str]:
-    """The model's equations, one line a layer, in the paper's letters."""
-    anatomy = dissect(spec)
-    lines = []
-    for layer in anatomy.layers[1:]:
-        level = spec.levels[max(layer.level, 1) - 1]
-        if layer.role == "state" and isinstance(level, CellSpec):
-            above = (
-                f" at level {layer.level}, x being the output of the level below" if layer.level > 1 else ""
-            )
-            lines += [
-                f"{cell_label(level.cell)}{above}:",
-                *(f"  {line}" for line in step_equations(_on_meta(level))),
-            ]
-            continue
-        if spec.predict.nade_size and layer.key in ("g", "y"):
-            lines.append(_nade_equation(anatomy, layer))
-            continue
-        terms = []
-        for link in anatomy.into(layer.key):
-            source = symbol(anatomy.layer(link.source), "t-1" if link.delayed else "t")
-            terms.append(f"{_matrix(link.matrix, layer)}{'ᵀ' * link.tied} {source}")
-        if layer.bias:
-            terms.append(_matrix(layer.bias, layer))
-        lines.append(f"{symbol(layer)} = {unit_symbol(layer.unit)}({' + '.join(terms)})")
-    return lines
-
-
-def _nade_equation(anatomy: Anatomy, layer: Layer) -> str:
-    """The line of a NADE's hidden layer or of its notes, i being the note."""
-    links = [link for link in anatomy.into(layer.key) if link.matrix not in ("W", "V")]
-    terms = [f"{_matrix(link.matrix, layer)} {symbol(anatomy.layer(link.source))}" for link in links]
-    bias = " + ".join([*terms, *([_matrix(layer.bias, layer)] if layer.bias else [])])
-    if layer.key == "g":
-        return f"gᵢ,ₜ = σ({bias} + Σ_{{j<i}} Wⱼ yⱼ,ₜ)"
-    return f"p(yᵢ,ₜ = 1 | y_{{<i}},ₜ) = σ(({bias})ᵢ + Vᵢ gᵢ,ₜ)"
-
-
-def _matrix(name: str, layer: Layer) -> str:
-    level = f"({layer.level})".translate(SUPERSCRIPTS) if layer.level else ""
-    return name.translate(SUBSCRIPTS) + level

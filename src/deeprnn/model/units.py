@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from deeprnn.cells import functions
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 
 
 def maxout(a: Tensor, pool: int) -> Tensor:
@@ -45,8 +44,7 @@ class UnitSpec:
         name, _, pool = text.partition(":")
         known = (*ELEMENTWISE, *POOLED)
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(name, known)
             raise UserError(f"unknown unit {text!r}{hint}: known are {', '.join(known)}; "
                             "deeprnn.model.units.register(name, function) adds one of your own")  # fmt: skip
         if name not in POOLED:

@@ -33,6 +33,7 @@ STROKES = {
 SERIF = "'STIX Two Text','Cambria Math',Georgia,'Times New Roman',serif"
 LETTER_WIDTHS = {"x": 0.48, "f": 0.42, "z": 0.44, "h": 0.52, "o": 0.52, "y": 0.48, "W": 0.95, "U": 0.78, "V": 0.72,
                  "S": 0.54, "K": 0.72, "E": 0.68, "C": 0.7, "g": 0.5}  # fmt: skip
+ARROW = 9.0  # length of an arrow's head
 SANS = "system-ui,'Segoe UI',Helvetica,Arial,sans-serif"
 
 
@@ -69,7 +70,7 @@ class Curve:
     label_at: Point = (0.0, 0.0)
     head: bool = True
 
-    def arrow_head(self, size: float = 9.0) -> tuple[Point, Point, Point]:
+    def arrow_head(self) -> tuple[Point, Point, Point]:
         """The triangle at the end, along the last tangent."""
         control, end = self.parts[-1][1], self.parts[-1][2]
         before = control if math.dist(control, end) > 1e-6 else (self.parts[-1][0])
@@ -77,8 +78,8 @@ class Curve:
         left, right = angle + math.pi - 0.42, angle + math.pi + 0.42
         return (
             end,
-            (end[0] + size * math.cos(left), end[1] + size * math.sin(left)),
-            (end[0] + size * math.cos(right), end[1] + size * math.sin(right)),
+            (end[0] + ARROW * math.cos(left), end[1] + ARROW * math.sin(left)),
+            (end[0] + ARROW * math.cos(right), end[1] + ARROW * math.sin(right)),
         )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from deeprnn.model.notation import label, short_count
 from deeprnn.model.specs import ModelSpec
-from deeprnn.model.structure import Anatomy, Layer, Link, dissect, label, short_count
+from deeprnn.model.structure import Anatomy, Layer, Link, dissect
 from deeprnn.render.diagram import Box, Curve, Label, Picture, Point, Words, diagram_png, svg_text
 
 COLUMN, ROW, WIDE, HIGH = 148.0, 98.0, 88.0, 54.0

@@ -20,6 +20,7 @@ from deeprnn.render.midi import check_playing
 from deeprnn.render.notes import held_notes
 
 ROW = 512  # samples to a row of the matrix product
+ECHO = 1.1  # seconds of the room's
 PEAK = 0.89  # -1 dB: converters downstream keep some headroom
 
 
@@ -88,7 +89,7 @@ class Synthesis:
         per_frame = 60.0 / tempo / steps_per_beat
         table = np.array([(n.start, n.start + n.length, n.pitch, n.velocity) for n in notes]).reshape(-1, 4)
         on, off = np.rint(table[:, :2].T * per_frame * rate).astype(np.int64)
-        self._on, self._held = on, off - on  # samples
+        self._on, self._lengths = on, off - on  # samples
         self._keys = [(int(pitch), int(velocity) // 8) for pitch, velocity in table[:, 2:]]
         self._release = max(1, round(self.timbre.release * rate))
         self._attack = max(1, round(self.timbre.attack * rate))
@@ -99,7 +100,7 @@ class Synthesis:
     @property
     def note_seconds(self) -> float:
         """How long all notes sound together: the work, apart from the room's."""
-        return float(self._held.sum() + len(self._held) * self._release) / self.rate
+        return float(self._lengths.sum() + len(self._lengths) * self._release) / self.rate
 
     def blocks(self) -> Iterator[None]:
         """Render; comes back to the caller after every block."""
@@ -124,26 +125,26 @@ class Synthesis:
     def _play(self, first: int, block: np.ndarray) -> None:
         """Add to a block (2, n) the parts of all notes that fall into it."""
         last = first + block.shape[1]
-        end = self._on + self._held + self._release
+        end = self._on + self._lengths + self._release
         for i in np.flatnonzero((self._on < last) & (end > first)).tolist():
             start, stop = max(first, int(self._on[i])), min(last, int(end[i]))
             key = self._keys[i]
             if key not in self._partials:
                 self._partials[key] = _Partials.of(*key, self.timbre, self.rate)
             part = self._partials[key].sound(start - int(self._on[i]), stop - start)
-            self._shape(part, start - int(self._on[i]), int(self._held[i]))
+            self._shape(part, start - int(self._on[i]), int(self._lengths[i]))
             block[:, start - first : stop - first] += part
 
-    def _shape(self, part: np.ndarray, at: int, held: int) -> None:
+    def _shape(self, part: np.ndarray, at: int, length: int) -> None:
         """Give a note, seen from its sample `at` on, a smooth beginning and end: a corner would click."""
-        rise = min(self._attack, held + self._release)
+        rise = min(self._attack, length + self._release)
         if at < rise:
             angle = np.linspace(0, np.pi / 2, rise, dtype=np.float32)[at : at + part.shape[1]]
             part[:, : len(angle)] *= np.sin(angle) ** 2
-        if at + part.shape[1] > held:
-            skipped = max(0, at - held)
+        if at + part.shape[1] > length:
+            skipped = max(0, at - length)
             angle = np.linspace(0, np.pi / 2, self._release, dtype=np.float32)[skipped:]
-            angle = angle[: at + part.shape[1] - held - skipped]
+            angle = angle[: at + part.shape[1] - length - skipped]
             part[:, part.shape[1] - len(angle) :] *= np.cos(angle) ** 4
 
 
@@ -198,13 +199,13 @@ class _Partials:
 class _Room:
     """A small hall: the sound convolved with decaying noise, a different one for each ear."""
 
-    def __init__(self, amount: float, rate: int, seconds: float = 1.1) -> None:
+    def __init__(self, amount: float, rate: int) -> None:
         self.amount = amount
-        n = round(seconds * rate)
+        n = round(ECHO * rate)
         self.step = 1 << n.bit_length()  # samples to a block: more than the echo is long
         time = np.arange(n) / rate
         noise = np.random.default_rng(1).standard_normal((2, n))
-        response = noise * np.exp(-6.0 * time / seconds) * (time > 0.012)
+        response = noise * np.exp(-6.0 * time / ECHO) * (time > 0.012)
         # The walls swallow high tones: a short running mean darkens the echo.
         width = max(1, rate // 6000)
         response = np.stack([np.convolve(side, np.ones(width) / width, "same") for side in response])

@@ -257,11 +257,11 @@ def _corrected(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def _verdict(data: str, shallow: Row, deep: Sequence[Row]) -> Verdict:
     below = {e.seed: e for e in shallow.entries}
     pairs = {r.cell.model: [(e, below[e.seed]) for e in r.entries if e.seed in below] for r in deep}
-    pairs = {model: both for model, both in pairs.items() if both}
+    pairs = {model: scored for model, scored in pairs.items() if scored}
     if not pairs:
         return Verdict(data)
     best = min(pairs, key=lambda m: statistics.mean([e.value("valid") for e, _ in pairs[m]]))
     ours, theirs = zip(*((a.value(), b.value()) for a, b in pairs[best]), strict=True)
-    never = tuple(m for m, both in pairs.items() if all(a.value() > b.value() for a, b in both))
+    never = tuple(m for m, scored in pairs.items() if all(a.value() > b.value() for a, b in scored))
     unlike = unlike_text([e for e, _ in pairs[best]], shallow.entries)
     return Verdict(data, best, statistics.paired(ours, theirs), unlike, never=never)

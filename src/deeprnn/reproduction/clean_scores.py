@@ -152,8 +152,8 @@ def text(row: CleanScore) -> str:
     """A row for a person."""
     unit = HEADLINE[row.kind].name
     parts = {"without near-duplicates": row.clean, "new melodies alone": row.new_melody}
-    told = [f"{name} {value:.3f}" for name, value in parts.items() if value is not None]
-    return ", ".join([f"test {row.whole:.3f} {unit}", *told])
+    scores = [f"{name} {value:.3f}" for name, value in parts.items() if value is not None]
+    return ", ".join([f"test {row.whole:.3f} {unit}", *scores])
 
 
 def of_entries(rows: Sequence[CleanScore], entries: Sequence[Entry]) -> list[CleanScore]:
@@ -170,17 +170,17 @@ def markdown(rows: Sequence[CleanScore], titles: Mapping[str, str]) -> str:
                 "known melodies")  # fmt: skip
     lines = []
     for cell in paper.CELLS:
-        mine = [r for r in rows if (r.data, r.model) == (cell.data, cell.model)]
-        if not mine:
+        of_cell = [r for r in rows if (r.data, r.model) == (cell.data, cell.model)]
+        if not of_cell:
             continue
         values = [
-            [getattr(r, name) for r in mine] for name in ("whole", "clean", "new_melody", "known_melody")
+            [getattr(r, name) for r in of_cell] for name in ("whole", "clean", "new_melody", "known_melody")
         ]
         whole, clean, new, known = (
             plus_minus([v for v in row if v is not None], places_of(cell.data)) for row in values
         )
-        count, same = mine[0].near_duplicates, mine[0].same_melodies
-        unit, songs = ("songs", f" ({same} songs)") if cell.kind == "music" else ("lines", "")
-        lines.append((titles[cell.data], paper.LABELS[cell.model], str(len(mine)), whole, clean, f"{count} {unit}",
+        count, songs_left_out = of_cell[0].near_duplicates, of_cell[0].same_melodies
+        unit, songs = ("songs", f" ({songs_left_out} songs)") if cell.kind == "music" else ("lines", "")
+        lines.append((titles[cell.data], paper.LABELS[cell.model], str(len(of_cell)), whole, clean, f"{count} {unit}",
                       new, f"{known}{songs}"))  # fmt: skip
     return markdown_table(headings, lines) + "\n"

@@ -91,9 +91,9 @@ class Entry:
     @property
     def stages(self) -> list[Mapping[str, Any]]:
         """What each stage cost, first stages first: `epochs`, `updates` and `seconds`, None where it is not known."""
-        own = {"epochs": self.epochs, "updates": self.curve[-1]["step"], "seconds": self.seconds}
+        last = {"epochs": self.epochs, "updates": self.curve[-1]["step"], "seconds": self.seconds}
         unknown = [{"epochs": None, "updates": None, "seconds": None}] if self.first else []
-        return list(self.raw.get("stages") or [*unknown, own])
+        return list(self.raw.get("stages") or [*unknown, last])
 
     def total(self, what: str) -> int | None:
         """Epochs or updates over all stages; None where one of them is not known."""

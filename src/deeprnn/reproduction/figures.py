@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deeprnn.files import write_atomically
 from deeprnn.model import paper
 from deeprnn.model.metrics import HEADLINE
-from deeprnn.model.structure import short_count
+from deeprnn.model.notation import short_count
 from deeprnn.render.curves import legend, series
 from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
 from deeprnn.reproduction.cells import Row, rows
@@ -31,9 +31,9 @@ def draw_all(entries: Sequence[Entry], folder: str | Path) -> list[Path]:
     table = rows(entries)
     pictures: dict[str, bytes] = {}
     for data in paper.INPUTS:
-        mine = [r for r in table if r.cell.data == data and r.entries]
-        if mine:
-            pictures[f"learning-{data}"] = learning_curves(data, mine)
+        of_data = [r for r in table if r.cell.data == data and r.entries]
+        if of_data:
+            pictures[f"learning-{data}"] = learning_curves(data, of_data)
     if any(r.entries for r in table):
         pictures["cells"] = cells_figure(table)
         pictures["parameters"] = parameters_figure(table)
@@ -47,13 +47,13 @@ def draw_all(entries: Sequence[Entry], folder: str | Path) -> list[Path]:
     return out
 
 
-def learning_curves(data: str, mine: Sequence[Row]) -> bytes:
+def learning_curves(data: str, rows: Sequence[Row]) -> bytes:
     """Validation over epochs for each model of a data set: a thin line a seed."""
     figure = new_figure(8.4, 4.2)
     axes = figure.add_subplot()
     dress(axes, f"{TITLES[data]}: validation", HEADLINE[paper.KINDS[data]].name)
     late: list[float] = []
-    for row in mine:
+    for row in rows:
         for number, entry in enumerate(row.entries):
             x, y = series(entry.curve, "valid")
             late += y[max(1, len(y) // 3) :]

@@ -39,10 +39,10 @@ def identity(recipe: Recipe, first: Recipe | None = None) -> str:
 
 
 def _changed(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe has other than the defaults, and something reads."""
-    own, default = without_idle(recipe), Recipe().to_dict()
+    """The fields of a recipe that differ from the defaults and that something reads."""
+    plain, default = without_idle(recipe), Recipe().to_dict()
     out: dict[str, Any] = {}
-    for name, part in own.items():
+    for name, part in plain.items():
         if name in EXEMPT:
             continue
         if isinstance(part, dict):
@@ -54,19 +54,19 @@ def _changed(recipe: Recipe) -> dict[str, Any]:
 
 def without_idle(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data; settings that nothing reads in this model and schedule at their defaults."""
-    own, default, model = recipe.to_dict(), Recipe().to_dict(), recipe.model
+    plain, default, model = recipe.to_dict(), Recipe().to_dict(), recipe.model
     units = model.unit + model.intermediate_unit
     if model.output_hidden:
         units += model.output_unit
     else:
-        own["model"]["output_unit"] = default["model"]["output_unit"]
-        own["init"]["output_hidden_std"] = default["init"]["output_hidden_std"]
+        plain["model"]["output_unit"] = default["model"]["output_unit"]
+        plain["init"]["output_hidden_std"] = default["init"]["output_hidden_std"]
     if model.output == "plain":
-        own["model"]["nade_size"] = default["model"]["nade_size"]
+        plain["model"]["nade_size"] = default["model"]["nade_size"]
     if "relu" not in units and not model.cell:  # a cell initialises itself, by whatever it likes
-        own["init"]["rectifier_bias"] = default["init"]["rectifier_bias"]
+        plain["init"]["rectifier_bias"] = default["init"]["rectifier_bias"]
     read = ("name", "warmup", *SCHEDULES[recipe.schedule.name])
-    own["schedule"] |= {k: v for k, v in default["schedule"].items() if k not in read}
+    plain["schedule"] |= {k: v for k, v in default["schedule"].items() if k not in read}
     if recipe.evaluation.streams == 1:  # exact but for rounding, however many steps are taken at a time
-        own["evaluation"] |= {k: default["evaluation"][k] for k in ("chunk", "width")}
-    return own
+        plain["evaluation"] |= {k: default["evaluation"][k] for k in ("chunk", "width")}
+    return plain

@@ -15,7 +15,7 @@ from deeprnn.reproduction.plan import find_member
 from deeprnn.runs import ledger
 from deeprnn.runs.folder import Run
 from deeprnn.runs.summary import summary
-from deeprnn.training import saving, session
+from deeprnn.training import run_folders, saving, session
 from deeprnn.training.cuda_graph import on_own_stream
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import Trainer, Watcher
@@ -24,6 +24,9 @@ from deeprnn.training.recipe import Recipe
 from deeprnn.training.transfer import Source
 
 Say = Callable[[str], None]
+
+LINE_SECONDS = 15.0
+"""between two lines about a job"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def run_job(
     """Train to the end, or until everybody shall stop; whether it is finished."""
     lines = Lines(name, say)
     start = None if stage is None else lambda member: _first_parameters(stage, member, place)
-    homes = saving.member_folders(recipe, folder)
+    homes = run_folders.member_folders(recipe, folder)
     with on_own_stream(place.device):
         try:
             session.run_recipe(
@@ -85,8 +88,8 @@ def _first_parameters(stage: Recipe, member: MemberName, place: Place) -> Source
 class Lines:
     """A plain line about a job now and then."""
 
-    def __init__(self, name: str, say: Say, every: float = 15.0) -> None:
-        self.name, self.say, self.every = name, say, every
+    def __init__(self, name: str, say: Say) -> None:
+        self.name, self.say = name, say
         self.said = time.monotonic()
         self.epochs = 0
         self.trainer: Trainer | None = None
@@ -106,7 +109,7 @@ class Lines:
         self.epochs += 1
         now = time.monotonic()
         live = [row for row in rows if row is not None]
-        if now - self.said < self.every or not live:
+        if now - self.said < LINE_SECONDS or not live:
             return
         valid = " ".join(f"{row['valid']:.3f}" for row in live)
         pace = (now - self.said) / self.epochs

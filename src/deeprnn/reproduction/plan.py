@@ -5,11 +5,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model import paper
 from deeprnn.reproduction.cells import model_spec
 from deeprnn.reproduction.entries import Entry
@@ -20,7 +19,7 @@ from deeprnn.runs.folder import Run
 from deeprnn.training.members import members_of
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import Recipe, load_recipe, override, packaged, parse_value
-from deeprnn.training.saving import member_recipe
+from deeprnn.training.run_folders import member_recipe
 
 SEEDS = {"music": 5, "text": 3}
 """seeds of a cell unless --seeds says otherwise"""
@@ -95,7 +94,7 @@ class JobPlan:
     done: list[str] = field(default_factory=list)
 
 
-def wanted(only: Sequence[str] = (), extras: bool = False) -> list[str]:
+def cells_named(only: Sequence[str] = (), extras: bool = False) -> list[str]:
     """The recipes to run: all cells, or those of data sets (`jsb`), cells (`jsb/dots`) or models (`*/rnn`)."""
     cells = [f"{c.data}/{c.model}" for c in paper.CELLS]
     known = packaged()
@@ -109,8 +108,7 @@ def wanted(only: Sequence[str] = (), extras: bool = False) -> list[str]:
         matching = [n for n in pool if n == word or n.split("/")[0] == word or fnmatch.fnmatchcase(n, word)]
         if not matching:
             names = [*paper.INPUTS, *everything]
-            near = get_close_matches(word, names, n=1, cutoff=0.4)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(word, names, cutoff=0.4)
             raise UserError(f"--only {word!r} matches nothing{hint}: use a data set ({', '.join(paper.INPUTS)}), "
                             f"or data/model with model one of {', '.join([*paper.LABELS, *EXTRAS])}")  # fmt: skip
         out += [n for n in matching if n not in out]
@@ -199,14 +197,14 @@ def _add(
         name = _stage_name(stage)
         lacking = tuple(s for s in stage.seeds if (identity(stage), s) not in trained)
         if lacking:
-            wanted = Job(name, replace(stage, seeds=lacking), why=f"first stage of {job.name}")
-            job.needs = known.get(wanted.identity) or _add(plan, known, wanted, trained, overrides)
+            first_job = Job(name, replace(stage, seeds=lacking), why=f"first stage of {job.name}")
+            job.needs = known.get(first_job.identity) or _add(plan, known, first_job, trained, overrides)
             _widen(job.needs, lacking)
-    same = known.get(job.identity)
-    if same is not None:  # a first stage came earlier than the cell it also is
-        same.name, same.why = job.name, job.why
-        _widen(same, job.recipe.seeds)
-        return same
+    listed = known.get(job.identity)
+    if listed is not None:  # a first stage came earlier than the cell it also is
+        listed.name, listed.why = job.name, job.why
+        _widen(listed, job.recipe.seeds)
+        return listed
     known[job.identity] = job
     plan.jobs.append(job)
     return job

@@ -92,25 +92,25 @@ def sentence(reruns: Sequence[Replication], published: Sequence[Entry]) -> str:
 
 def state(replication: Replication, compared: Sequence[Compared]) -> str:
     """How much of a rerun is there, in which time, and what it says."""
-    there = {(c.cell.data, c.cell.model) for c in compared}
-    missing = _missing(there)
-    whole = f"all {len(paper.CELLS)} cells" if not missing else f"{len(there)} of {len(paper.CELLS)} cells"
-    near = sum(mean(values(c.rerun)) <= 1.01 * c.cell.value for c in compared)
+    entered = {(c.cell.data, c.cell.model) for c in compared}
+    missing = _missing(entered)
+    cells = f"all {len(paper.CELLS)} cells" if not missing else f"{len(entered)} of {len(paper.CELLS)} cells"
+    reaching = sum(mean(values(c.rerun)) <= 1.01 * c.cell.value for c in compared)
     took = f", {replication.seconds:.0f} s in {_calls(len(replication.calls))}" if replication.calls else ""
     lacking = f"; still to be run: {', '.join(missing)}" if missing else ""
     return (
-        f"{whole}{took}; {near} of them within 1 % of the paper's number or better; beside the published runs "
+        f"{cells}{took}; {reaching} of them within 1 % of the paper's number or better; beside the published runs "
         f"{summary(compared)}{lacking}."
     )
 
 
-def _missing(there: Collection[tuple[str, str]]) -> list[str]:
+def _missing(entered: Collection[tuple[str, str]]) -> list[str]:
     """Cells that are not there; a data set by its name where none of its cells is."""
     out = []
     for data in dict.fromkeys(c.data for c in paper.CELLS):
-        lacking = [c.model for c in paper.CELLS if c.data == data and (data, c.model) not in there]
-        whole = not any(name == data for name, _ in there)
-        out += [data] if whole else [f"{data}/{model}" for model in lacking]
+        lacking = [c.model for c in paper.CELLS if c.data == data and (data, c.model) not in entered]
+        none_entered = not any(name == data for name, _ in entered)
+        out += [data] if none_entered else [f"{data}/{model}" for model in lacking]
     return out
 
 

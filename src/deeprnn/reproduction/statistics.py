@@ -126,9 +126,9 @@ def t_test(centre: float, error: float, freedom: float) -> float:
     return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 
-def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """How many standard errors an interval of this confidence reaches to either side."""
-    return _solve(lambda t: 1 - t_test(t, 1.0, freedom) - confidence, 0.0, 1.0)
+def t_quantile(freedom: float) -> float:
+    """How many standard errors a confidence interval reaches to either side."""
+    return _solve(lambda t: 1 - t_test(t, 1.0, freedom) - CONFIDENCE, 0.0, 1.0)
 
 
 def _around(centre: float, error: float, freedom: float) -> Interval:

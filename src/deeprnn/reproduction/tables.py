@@ -68,9 +68,9 @@ def markdown(entries: Sequence[Entry]) -> str:
     table = rows(entries)
     parts = [_summary(table)]
     judged = {v.data: v for v in verdicts(table)}
-    for which, caption in CAPTIONS.items():
-        parts.append(f"**{caption}**\n\n" + _wide(which, table, judged))
-        parts.append(_notes(which))
+    for number, caption in CAPTIONS.items():
+        parts.append(f"**{caption}**\n\n" + _wide(number, table, judged))
+        parts.append(_notes(number))
     parts.append(_depth(list(judged.values())))
     parts.append(_details(table))
     if extra := _extras(entries):
@@ -94,7 +94,7 @@ def _depth(judged: Sequence[Verdict]) -> str:
     answers: dict[str, list[str]] = {}
     for verdict in judged:
         answers.setdefault(verdict.answer, []).append(TITLES[verdict.data])
-    told = "; ".join(f"{answer}: {', '.join(names)}" for answer, names in answers.items())
+    summary = "; ".join(f"{answer}: {', '.join(names)}" for answer, names in answers.items())
     every = "".join(f" On {TITLES[v.data]} {v.everywhere}." for v in judged if v.everywhere)
     how = (
         "Of the deep models the one that is best on validation against the conventional RNN on test, seed by seed "
@@ -114,26 +114,26 @@ def _depth(judged: Sequence[Verdict]) -> str:
     rows = [(TITLES[v.data], v.answer, v) for v in judged if v.test]
     rows += [(TITLES[v.data], "apart", v.star) for v in judged if v.star]
     lines = [(d, a, v.name, v.gap, f"{v.better} seeds", v.chance, v.unlike or "alike") for d, a, v in rows]
-    return f"**Does depth help?** {told[:1].upper()}{told[1:]}.{every} {how}\n\n{markdown_table(headings, lines)}"
+    return f"**Does depth help?** {summary[:1].upper()}{summary[1:]}.{every} {how}\n\n{markdown_table(headings, lines)}"
 
 
-def _notes(which: int) -> str:
+def _notes(table: int) -> str:
     """What a reader of a table must know about its data."""
-    if which == 2:
+    if table == 2:
         songs = " and ".join(f"{a} {i} is {b} {j}" for a, i, b, j in TWICE)
         return f"Two songs of Nottingham stand in two of its splits, note for note (counted from 0): {songs}."
     return "Characters are counted as the authors did; the second row leaves out the space before each line's end."
 
 
-def _wide(which: int, table: Sequence[Row], judged: dict[str, Verdict]) -> str:
-    mine = [r for r in table if r.cell.table == which]
-    models = list(dict.fromkeys(r.cell.model for r in mine))
+def _wide(number: int, table: Sequence[Row], judged: dict[str, Verdict]) -> str:
+    of_table = [r for r in table if r.cell.table == number]
+    models = list(dict.fromkeys(r.cell.model for r in of_table))
     lines = []
-    for data in dict.fromkeys(r.cell.data for r in mine):
-        cells = [_short(r) for r in mine if r.cell.data == data]
+    for data in dict.fromkeys(r.cell.data for r in of_table):
+        cells = [_short(r) for r in of_table if r.cell.data == data]
         lines.append((TITLES[data], *cells, judged[data].answer))
         if data == "ptb-char":
-            stripped = [_stripped(r) for r in mine if r.cell.data == data]
+            stripped = [_stripped(r) for r in of_table if r.cell.data == data]
             lines.append((f"{TITLES[data]}, stripped", *stripped, ""))
     return markdown_table(("", *(paper.LABELS[m] for m in models), "does depth help"), lines)
 
@@ -173,8 +173,8 @@ def _extras(entries: Sequence[Entry]) -> str:
         return ""
     lines = []
     for row in extra:
-        ours = plus_minus(row.values, places_of(row.data)) + MARK * bool(row.marks)
-        lines.append((TITLES[row.data], row.label, f"{row.parameters:,}", ours, str(len(row.entries)),
+        scores = plus_minus(row.values, places_of(row.data)) + MARK * bool(row.marks)
+        lines.append((TITLES[row.data], row.label, f"{row.parameters:,}", scores, str(len(row.entries)),
                       "; ".join(row.marks)))  # fmt: skip
     table = markdown_table(("data", "model", "parameters", "ours, test", "seeds", "remarks"), lines)
     return (
@@ -190,11 +190,11 @@ def text_tables(entries: Sequence[Entry], width: int = 1000) -> str:
     """Tables 2 and 3 as aligned plain text within so many columns: ours over the paper's, or model by model."""
     table = rows(entries)
     out = []
-    for which, caption in CAPTIONS.items():
-        mine = [r for r in table if r.cell.table == which]
-        wide = aligned(_by_data(mine))
-        fits = max(map(len, wide.splitlines())) <= width
-        out.append(f"{fill(caption, width)}\n{wide if fits else aligned(_by_model(mine))}")
+    for number, caption in CAPTIONS.items():
+        of_table = [r for r in table if r.cell.table == number]
+        by_data = aligned(_by_data(of_table))
+        fits = max(map(len, by_data.splitlines())) <= width
+        out.append(f"{fill(caption, width)}\n{by_data if fits else aligned(_by_model(of_table))}")
     judged = "Is it shown that depth helps (test, paired over seeds, p < 0.05 after Holm's correction over the rows)?"
     lines = [fill(judged, width)]
     for verdict in verdicts(table):
@@ -208,11 +208,11 @@ def _by_data(table: Sequence[Row]) -> list[list[str]]:
     models = dict.fromkeys(r.cell.model for r in table)
     lines = [["", "", *(paper.LABELS[m] for m in models)]]
     for data in dict.fromkeys(r.cell.data for r in table):
-        here = [r for r in table if r.cell.data == data]
-        lines.append([TITLES[data], "ours", *(measured(r) for r in here)])
-        lines.append(["", "paper", *(printed(r) for r in here)])
-        lines.append(["", "difference", *(percent(r.difference) for r in here)])
-        lines.append(["", "seeds", *(str(len(r.entries)) for r in here)])
+        of_data = [r for r in table if r.cell.data == data]
+        lines.append([TITLES[data], "ours", *(measured(r) for r in of_data)])
+        lines.append(["", "paper", *(printed(r) for r in of_data)])
+        lines.append(["", "difference", *(percent(r.difference) for r in of_data)])
+        lines.append(["", "seeds", *(str(len(r.entries)) for r in of_data)])
     return lines
 
 

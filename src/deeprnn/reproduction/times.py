@@ -25,7 +25,7 @@ START = 5.0
 """seconds until a GPU trains: building, capturing graphs, the first launches of everything"""
 UPDATE = {"music": 2.8e-4, "text": 1.8e-3}
 """seconds of an update on a GPU beside its steps, three others at once: fitted to results/bench/h200-one-seed.json"""
-BESIDE = 1.2
+SHARED_STEP = 1.2
 """how much longer a step takes there than alone"""
 WORK = 6e13
 """operations a second of the products outside the loop, as wide layers reach in results/bench/h200-layers.jsonl"""
@@ -90,8 +90,8 @@ def _on_gpu(job: Job, members: int) -> float:
         return START + _epochs(recipe) * _updates(recipe) * update
     # A persistent kernel's plan is that of all members; the rest is as long for one as for a few.
     update += 6 * dissect(spec).parameters * symbols / WORK
-    whole = update * (1 + MEMBER * (members - 1)) + BESIDE * recipe.data.chunk * loop.step
-    return START + _epochs(recipe) * _updates(recipe) * whole
+    update_of_all = update * (1 + MEMBER * (members - 1)) + SHARED_STEP * recipe.data.chunk * loop.step
+    return START + _epochs(recipe) * _updates(recipe) * update_of_all
 
 
 def _epochs(recipe: Recipe) -> int:

@@ -26,7 +26,7 @@ def entry(run: Run, info: Mapping[str, Any] | None = None) -> dict[str, Any]:
         )
     rows, first, code = run.metrics(), info.get("first_stage"), info.get("commit")
     copied = ("name", "label", "parameters", "seed", "metric", "paper", "version", "commit", "environment")
-    own = cost(rows, info.get("seconds"))
+    stage = cost(rows, info.get("seconds"))
     return {
         "format": FORMAT,
         **{key: info.get(key) for key in copied},
@@ -40,7 +40,7 @@ def entry(run: Run, info: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "seconds": info.get("seconds"),
         "stopped": info.get("reason"),
         "epochs": len(rows),
-        "stages": [own] if first is None else [{k: first[k] for k in own}, own],
+        "stages": [stage] if first is None else [{k: first[k] for k in stage}, stage],
         "result": info["result"],
         "curve": thin(rows),
     }
@@ -69,9 +69,9 @@ def thin(rows: Sequence[Mapping[str, Any]], points: int = POINTS) -> list[dict[s
         return []
     best = min(range(len(rows)), key=lambda i: rows[i]["valid"])
     step = max(1, -(-len(rows) // points))
-    wanted = sorted({*range(0, len(rows), step), len(rows) - 1, best})
+    kept_rows = sorted({*range(0, len(rows), step), len(rows) - 1, best})
     keys = ("epoch", "step", "train", "valid", "rate", "grad_norm", "clipped", "seconds")
-    return [{k: _short(rows[i].get(k)) for k in keys} for i in wanted]
+    return [{k: _short(rows[i].get(k)) for k in keys} for i in kept_rows]
 
 
 def _short(value: Any) -> Any:

@@ -47,8 +47,8 @@ def commit() -> str | None:
 
     $DEEPRNN_COMMIT goes first: where code was copied to another machine, only who copied it knows.
     """
-    if told := os.environ.get("DEEPRNN_COMMIT"):
-        return told
+    if variable := os.environ.get("DEEPRNN_COMMIT"):
+        return variable
     file = Path(__file__)
     package = file.parents[1]
     head = _git(package, "rev-parse", "--short=12", "HEAD")

@@ -11,10 +11,10 @@ from deeprnn.files import write_atomically, write_json
 from deeprnn.runs.reading import read_json
 from deeprnn.sweeps.spec import Spec, load_spec, recipe_text
 from deeprnn.sweeps.study import Study
-from deeprnn.sweeps.trial_storage import JOURNAL, kept, same_place, shown
+from deeprnn.sweeps.trial_storage import JOURNAL, same_place, storage_note, without_password
 
 SWEEP, OWNER = "sweep.toml", "owner.json"
-HIDDEN = ":***@"
+HIDDEN_PASSWORD = ":***@"
 """where a storage's password is not kept"""
 
 
@@ -28,7 +28,7 @@ class Owner:
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """What a folder says of itself; None where no sweep has begun."""
+    """Who owns the folder's trials, and where they are; None where no sweep has begun."""
     path = folder / OWNER
     if not path.exists():
         return None
@@ -39,8 +39,8 @@ def read_owner(folder: Path) -> Owner | None:
     return Owner(name, storage)
 
 
-def _remembered(folder: Path, storage: str) -> Owner | None:
-    """What a folder says of itself, or None where that is lost and its trials can be found without."""
+def _read_owner_unless_lost(folder: Path, storage: str) -> Owner | None:
+    """`read_owner`, but None where the file is lost and the trials can be found without it."""
     try:
         owner, lost = read_owner(folder), f"{folder / OWNER} is missing"
     except UserError as error:
@@ -61,21 +61,21 @@ def open_study(spec: Spec, folder: Path, storage: str = "") -> Study:
             raise UserError(
                 f"{folder} holds another sweep: its {changed} differs. Only `trials` may change; choose another --out"
             )
-    owner = _remembered(folder, storage)
-    study = Study(spec, folder, _chosen(folder, owner, storage), owner.name if owner else "")
+    owner = _read_owner_unless_lost(folder, storage)
+    study = Study(spec, folder, _storage_of(folder, owner, storage), owner.name if owner else "")
     with study.answering():
-        study.owner = study.owner or study.name_before() or secrets.token_hex(8)
+        study.owner = study.owner or study.previous_owner() or secrets.token_hex(8)
         _check_search(study, folder, owner, storage)
-    if owner is None or owner.storage != kept(study.url):
-        write_json(folder / OWNER, {"owner": study.owner, "storage": kept(study.url)})
+    if owner is None or owner.storage != storage_note(study.url):
+        write_json(folder / OWNER, {"owner": study.owner, "storage": storage_note(study.url)})
     return study
 
 
-def _chosen(folder: Path, owner: Owner | None, storage: str) -> str:
+def _storage_of(folder: Path, owner: Owner | None, storage: str) -> str:
     """The named storage, or the folder's own."""
     if storage or owner is None:
         return storage
-    if HIDDEN in owner.storage:
+    if HIDDEN_PASSWORD in owner.storage:
         raise UserError(
             f"the trials of {folder} are in {owner.storage}: give that --storage with its password, or without one "
             "where PGPASSWORD or ~/.pgpass has it"
@@ -95,8 +95,8 @@ def _check_search(study: Study, folder: Path, owner: Owner | None, storage: str)
     ):
         before = owner.storage or folder / JOURNAL
         raise UserError(
-            f"the trials of {folder} are in {before}, not in {shown(storage)}: give that --storage, or choose "
-            "another --out"
+            f"the trials of {folder} are in {before}, not in {without_password(storage)}: give that --storage, or "
+            "choose another --out"
         )
     if most < begun:
         raise UserError(f"{most} trials are fewer than the {begun} that have begun: trials can only be added")
@@ -108,6 +108,6 @@ def _check_search(study: Study, folder: Path, owner: Owner | None, storage: str)
 
 
 def write_sweep(spec: Spec, folder: Path) -> None:
-    """What is searched, for whoever goes on or looks."""
+    """The sweep's file and its recipe, from which it can be gone on with."""
     write_atomically(folder / "recipe.toml", recipe_text(spec))
     write_atomically(folder / SWEEP, spec.to_toml("recipe.toml"))

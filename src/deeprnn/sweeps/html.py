@@ -38,12 +38,12 @@ def sweep_html(spec: Spec, name: str, outcome: Outcome) -> str:
     """The page as text."""
     trials = outcome.trials
     counts = {s: sum(t.state == s for t in trials) for s in ("complete", "pruned", "failed", "running")}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     # Not the whole path, which would tell whoever gets the page of this machine's folders.
     data, kind = Path(spec.recipe.data.name).stem, spec.recipe.model.kind
     body = [
         f"<h1>Sweep {escape(name)}</h1>",
-        f"<p class=lead>{escape(kind)} on {escape(data)}, {spec.sampler} search, {len(trials)} trials: {told}</p>",
+        f"<p class=lead>{escape(kind)} on {escape(data)}, {spec.sampler} search, {len(trials)} trials: {states}</p>",
         _score(outcome.score),
         *_coordinates(spec, trials),
         *_importances(outcome.importances),
@@ -56,10 +56,10 @@ def sweep_html(spec: Spec, name: str, outcome: Outcome) -> str:
 def _score(record: dict[str, Any] | None) -> str:
     if record is None:
         return ""
-    told = (
+    sentence = (
         f"Trial {record['trial']}, the best on validation ({record['valid']:.4f}), was scored on test once: "
     )
-    return f"<p>{escape(told)}<b>{record['test']:.4f}</b> {escape(str(record['metric']))}.</p>"
+    return f"<p>{escape(sentence)}<b>{record['test']:.4f}</b> {escape(str(record['metric']))}.</p>"
 
 
 def _coordinates(spec: Spec, trials: Sequence[Trial]) -> list[str]:
@@ -82,7 +82,7 @@ def _coordinates(spec: Spec, trials: Sequence[Trial]) -> list[str]:
     lines = [
         {
             "places": [
-                *(round(place(d, t.point[n]), 4) for n, d in spec.space.dimensions.items()),
+                *(round(position(d, t.point[n]), 4) for n, d in spec.space.dimensions.items()),
                 (min(t.value or 0, high) - low) / span,
             ],
             "rank": rank / max(1, len(scored) - 1),
@@ -101,7 +101,7 @@ def top_of(values: Sequence[float]) -> float:
     return usual if values[0] < usual and values[-1] - values[0] > FAR * (usual - values[0]) else values[-1]
 
 
-def place(dimension: Dimension, value: Any) -> float:
+def position(dimension: Dimension, value: Any) -> float:
     """Where a value stands on its axis, 0 to 1."""
     if isinstance(dimension, Choice):
         return (
@@ -118,14 +118,14 @@ def place(dimension: Dimension, value: Any) -> float:
 def ticks(dimension: Dimension) -> list[list[Any]]:
     """Places on an axis and what stands there."""
     if isinstance(dimension, Choice):
-        return [[place(dimension, v), json.dumps(v).strip('"[]') or "none"] for v in dimension.options]
+        return [[position(dimension, v), json.dumps(v).strip('"[]') or "none"] for v in dimension.options]
     if not dimension.log:
         span = dimension.high - dimension.low
-        shown = [dimension.low + span * i / (TICKS - 1) for i in range(TICKS)]
+        values = [dimension.low + span * i / (TICKS - 1) for i in range(TICKS)]
     else:
         powers = range(math.ceil(math.log10(dimension.low)), math.floor(math.log10(dimension.high)) + 1)
-        shown = sorted({float(dimension.low), float(dimension.high), *(10.0**p for p in powers)})
-    return [[place(dimension, v), f"{v:.3g}"] for v in shown]
+        values = sorted({float(dimension.low), float(dimension.high), *(10.0**p for p in powers)})
+    return [[position(dimension, v), f"{v:.3g}"] for v in values]
 
 
 def _importances(importances: dict[str, float]) -> list[str]:

@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.cells import lookup
+from deeprnn.errors import UserError
+from deeprnn.files import write_json
 from deeprnn.runs.checkpoint import NoWholeCheckpoint, remove_state
 from deeprnn.runs.folder import Run, load_run
 from deeprnn.runs.locking import InUse, lock, lock_of_the_dead
+from deeprnn.runs.reading import read_json
 from deeprnn.sweeps.storage import Store
-from deeprnn.training import memory, saving, session
+from deeprnn.training import memory, run_folders, saving, session
 from deeprnn.training.cuda_graph import SETUP, on_own_stream
 from deeprnn.training.evaluate import Data
+from deeprnn.training.loading import load_data
 from deeprnn.training.lockstep import shared_recipe
 from deeprnn.training.loop import NonFinite, Trainer
 from deeprnn.training.pretrain import first_stage
@@ -40,6 +44,8 @@ Report = Callable[[Sequence[Row | None]], Sequence[int]]
 DIVERGED = "diverged"
 """what the reason of a failed member begins with"""
 PRUNED = "pruned"
+MOST_JSON = 2**24
+"""bytes of a pack.json"""
 
 
 @dataclass(frozen=True)
@@ -56,17 +62,39 @@ class Pack:
         return f"packs/{self.number:05d}"
 
     @property
+    def members(self) -> dict[int, list[int]]:
+        """Of each trial its members: one for each of its seeds."""
+        return {trial: [m for m, t in enumerate(self.trials) if t == trial] for trial in self.trials}
+
+    def write(self, root: Path) -> None:
+        """Write pack.json into its folder, from which another process takes it up."""
+        folder = root / self.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        recipes = [recipe.to_dict() for recipe in self.recipes]
+        write_json(folder / "pack.json", {"trials": self.trials, "recipes": recipes})
+
+    @property
     def homes(self) -> list[str]:
         """Each member's own folder, below the sweep's."""
         return [
-            home_of(trial, recipe.seeds[0], self.trials.count(trial) > 1)
+            trial_folder(trial, recipe.seeds[0], self.trials.count(trial) > 1)
             for trial, recipe in zip(self.trials, self.recipes, strict=True)
         ]
 
 
-def home_of(trial: int, seed: int = 0, several: bool = False) -> str:
-    """The folder of a trial, or of one of its seeds where it has several."""
-    return f"trials/{trial:05d}" + (f"/seed-{seed}" if several else "")
+def read_pack(path: Path) -> Pack | None:
+    """The pack of a pack.json; None where that was cut off while it was written."""
+    with suppress(UserError, OSError, KeyError, TypeError, ValueError):
+        plain = read_json(path, MOST_JSON)
+        recipes = tuple(Recipe.from_dict(r) for r in plain["recipes"])
+        if len(recipes) == len(plain["trials"]) > 0:
+            return Pack(int(path.parent.name), tuple(int(t) for t in plain["trials"]), recipes)
+    return None
+
+
+def trial_folder(trial: int, seed: int = 0, per_seed: bool = False) -> str:
+    """The folder of a trial, or of one of its seeds."""
+    return f"trials/{trial:05d}" + (f"/seed-{seed}" if per_seed else "")
 
 
 @dataclass(frozen=True)
@@ -110,7 +138,7 @@ def train_pack(
         for home in homes:
             home.mkdir(parents=True, exist_ok=True)
         shared = without_test(shared_recipe(pack.recipes))
-        data = data or session.load_data(shared.data)
+        data = data or load_data(shared.data)
         memory.check(replace(shared, seeds=tuple(range(len(pack.recipes)))), data, device)
         start = _starts(pack.recipes, root, data, device, received)
         with SETUP:
@@ -120,7 +148,7 @@ def train_pack(
         for member in stopped:
             end(trainer, member, PRUNED)
         reporter = _Reporter(pack.recipes, report)
-        reporter.tell_again(trainer, [Run(home).metrics() for home in homes])
+        reporter.replay(trainer, [Run(home).metrics() for home in homes])
         try:
             trainer.train([reporter, saver])
         except NonFinite:  # nobody is left
@@ -158,7 +186,7 @@ class _Saver(saving.RunSaver):
         try:
             return super().restore()
         except NoWholeCheckpoint:
-            _begin_anew(self.folder)
+            _discard_state(self.folder)
             return super().restore()
 
     def save(self) -> None:
@@ -173,7 +201,7 @@ class _Saver(saving.RunSaver):
                 self.store.upload(self.root / name, name)
 
 
-def _begin_anew(folder: Path) -> None:
+def _discard_state(folder: Path) -> None:
     logger.warning("no checkpoint in %s is whole any more: what trains there begins anew", folder)
     remove_state(folder)
 
@@ -192,15 +220,15 @@ class _Reporter:
         for member, step in enumerate(trainer.updater.bad.tolist()):
             if step >= 0 and self.recipes[member].optimiser.nonfinite == "stop":
                 end(trainer, member, f"{DIVERGED}: the loss or gradient of update {step} was NaN or infinite")
-        self._tell(trainer, rows)
+        self._report_epoch(trainer, rows)
 
-    def tell_again(self, trainer: Trainer, curves: Sequence[Sequence[Row]]) -> None:
+    def replay(self, trainer: Trainer, curves: Sequence[Sequence[Row]]) -> None:
         """The epochs of an earlier attempt: whoever heard of them may have died before writing them down."""
         by_epoch = [{row["epoch"]: row for row in curve} for curve in curves]
         for epoch in sorted(set().union(*by_epoch)):
-            self._tell(trainer, [rows.get(epoch) for rows in by_epoch])
+            self._report_epoch(trainer, [rows.get(epoch) for rows in by_epoch])
 
-    def _tell(self, trainer: Trainer, rows: Sequence[Row | None]) -> None:
+    def _report_epoch(self, trainer: Trainer, rows: Sequence[Row | None]) -> None:
         for member in self.report(rows):
             end(trainer, member, PRUNED)
 
@@ -244,10 +272,10 @@ def _starts(
                 raise
         except NoWholeCheckpoint:
             with suppress(InUse), lock(folder):
-                _begin_anew(folder)
-    homes = saving.member_folders(stage, folder)
-    found = {
+                _discard_state(folder)
+    homes = run_folders.member_folders(stage, folder)
+    sources = {
         seed: None if result is None else Source.of(Run(home))
         for seed, home, result in zip(stage.seeds, homes, results, strict=True)
     }
-    return [found[recipe.seeds[0]] for recipe in recipes]
+    return [sources[recipe.seeds[0]] for recipe in recipes]

@@ -245,14 +245,14 @@ def _check(space: Space, recipe: Recipe) -> None:
     # The first values of all others stand beside each: some fields only go together with others.
     others = {name: dimension.first for name, dimension in space.dimensions.items()}
     for name, dimension in space.dimensions.items():
-        meant: list[Recipe] = []
+        recipes: list[Recipe] = []
         for value in dimension.ends:
             try:
-                meant.append(override(recipe, {**others, name: value}))
-                check_recipe(meant[-1])
+                recipes.append(override(recipe, {**others, name: value}))
+                check_recipe(recipes[-1])
             except UserError as error:
                 raise UserError(f"space.{name} = {shown(value)}: {error}") from None
-        if len(set(meant)) < len(meant):  # 1 and 1.0, or 5 and [5], are one value of their field
+        if len(set(recipes)) < len(recipes):  # 1 and 1.0, or 5 and [5], are one value of their field
             raise UserError(f"space.{name} = {shown(dimension.to_plain())} lists a value twice")
 
 

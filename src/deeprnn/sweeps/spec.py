@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from deeprnn.errors import UserError, nearest
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.sweeps.space import CHECKED, Space, check_recipe, read_space
 from deeprnn.training.defaults import resolve
 from deeprnn.training.recipe import Recipe, override, to_toml
@@ -50,8 +50,8 @@ class Spec:
 
     def difference(self, other: Spec) -> str:
         """The first thing in which another sweep would search otherwise; more trials are no such thing."""
-        mine, theirs = self._plain(), other._plain()
-        return next((name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)), "")
+        fields, others = self._plain(), other._plain()
+        return next((name for name in {**fields, **others} if fields.get(name) != others.get(name)), "")
 
     def _plain(self) -> dict[str, Any]:
         fields = {"sampler": self.sampler, "pruner": self.pruner, "seed": self.seed}
@@ -75,8 +75,7 @@ def load_spec(what: str | Path) -> Spec:
     if not path.is_file():
         known = packaged()
         if str(what).removesuffix(".toml") not in known:
-            near = nearest(str(what), known)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(str(what), known)
             raise UserError(
                 f"no sweep {str(what)!r}{hint}: give a .toml file, a sweep's folder or a packaged one, "
                 "such as paper/jsb/rnn"
@@ -92,8 +91,7 @@ def read_spec(tables: Mapping[str, Any], folder: Path | None = None) -> Spec:
     """A sweep from plain tables; the recipe's file is looked for in `folder` too."""
     for key in tables:
         if key not in FIELDS:
-            near = nearest(key, FIELDS)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(key, FIELDS)
             raise UserError(f"unknown field {shown(key)} of a sweep{hint}: known are {', '.join(FIELDS)}")
     for key in ("space", "override"):
         if not isinstance(tables.get(key, {}), Mapping):
@@ -101,13 +99,15 @@ def read_spec(tables: Mapping[str, Any], folder: Path | None = None) -> Spec:
     name = tables.get("recipe")
     if not isinstance(name, str) or not name:
         raise UserError(f'a sweep names its recipe, as in recipe = "quick/jsb-dts"; got {shown(name)}')
-    beside = None if folder is None else folder / name
-    found = str(beside) if beside is not None and name.endswith(".toml") and beside.is_file() else name
+    local = None if folder is None else folder / name
+    name_or_path = str(local) if local is not None and name.endswith(".toml") and local.is_file() else name
     changes = flat(tables.get("override", {}))
-    both = sorted(changes.keys() & flat(tables.get("space", {})).keys())
-    if both:
-        raise UserError(f"{both[0]} is in [space] and in [override]: a trial could only follow one of them")
-    return make_spec(override(resolve(found)[0], changes), tables)
+    in_both = sorted(changes.keys() & flat(tables.get("space", {})).keys())
+    if in_both:
+        raise UserError(
+            f"{in_both[0]} is in [space] and in [override]: a trial could only follow one of them"
+        )
+    return make_spec(override(resolve(name_or_path)[0], changes), tables)
 
 
 def make_spec(recipe: Recipe, tables: Mapping[str, Any]) -> Spec:
@@ -132,8 +132,7 @@ def make_spec(recipe: Recipe, tables: Mapping[str, Any]) -> Spec:
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:
     if value not in known:
-        near = nearest(str(value), known)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(str(value), known)
         raise UserError(f"{name} must be one of {', '.join(known)}, got {shown(value)}{hint}")
     return value
 
@@ -146,7 +145,7 @@ def _count(name: str, value: Any, least: int, most: int) -> int | None:
     return value
 
 
-def members(recipe: Recipe) -> list[Recipe]:
+def one_seed_each(recipe: Recipe) -> list[Recipe]:
     """The members of a trial: one for each of the recipe's seeds."""
     return [dataclasses.replace(recipe, seeds=(seed,)) for seed in recipe.seeds]
 

@@ -43,12 +43,12 @@ class Store:
     def download(self, name: str, folder: Path) -> None:
         """Bring what was copied there, where it is missing here."""
         with _explained(self.url):
-            there = {Path(p).name: p for p in self._list(f"{self.base}/{name}")}
+            copies = {Path(p).name: p for p in self._list(f"{self.base}/{name}")}
             if any((folder / file).exists() for file in ORDER):
                 return
             for file in ORDER:
-                if file in there:
-                    write_atomically(folder / file, self.fs.cat_file(there[file]))
+                if file in copies:
+                    write_atomically(folder / file, self.fs.cat_file(copies[file]))
 
     def remove(self, name: str) -> None:
         """Take a copy away."""

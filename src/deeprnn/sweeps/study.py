@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeprnn.errors import UserError, need
+from deeprnn.sweeps.samplers import make_pruner, make_sampler
 from deeprnn.sweeps.space import Choice
 from deeprnn.sweeps.spec import Spec
 from deeprnn.sweeps.trial_storage import (
     JOURNAL,
     damage_explained,
     database_errors,
+    first_line,
     is_url,
     open_storage,
-    shown,
-    told,
+    without_password,
 )
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
 NAME = "sweep"
 NOBODY = {"name": "", "place": ""}
 ABANDONED = timedelta(minutes=1)
-"""after which a begun trial that nobody has put his name on belongs to whoever finds it"""
-STARTUP = 8
-"""trials that end before the median is asked"""
+"""after which a begun trial without an owner belongs to whoever finds it"""
 TOO_MANY = "one more than the sweep has"
 """the reason of a trial that two sweeps asked for at once, as the last one"""
 
@@ -76,10 +75,11 @@ class Study:
         with self.answering(), damage_explained(storage or str(folder / JOURNAL)):
             self.study = self.optuna.create_study(
                 storage=self.storage, study_name=NAME, direction="minimize", load_if_exists=True,
-                pruner=self._pruner(),
+                pruner=make_pruner(self.optuna, spec.pruner),
             )  # fmt: skip
-            self._check_same()
-            self.study.sampler = self._sampler()
+            self._check_search()
+            begun = len(self.study.get_trials(deepcopy=False))
+            self.study.sampler = make_sampler(self.optuna, spec, begun)
         self._reported: dict[int, int] = {}
         self._ended: dict[int, Trial] = {}
         """which change no more: a table of thousands is drawn twice a second"""
@@ -94,16 +94,16 @@ class Study:
             yield
         except database_errors(self.optuna) as error:
             raise UserError(
-                f"--storage {shown(self.url)} answers no more ({told(error, self.url)}): what was trained is saved, "
-                "and the same command goes on when it does"
+                f"--storage {without_password(self.url)} answers no more ({first_line(error, self.url)}): what was "
+                "trained is saved, and the same command goes on when it does"
             ) from error
 
     # ---- asking
 
     def ask(self, most: int) -> list[Trial]:
         """At most so many new trials, as long as the sweep has any left."""
-        asked = []
-        while len(asked) < most and self.left > 0:
+        new = []
+        while len(new) < most and self.left > 0:
             trial = self.study.ask()
             if (
                 trial.number >= self.spec.trials
@@ -111,9 +111,9 @@ class Study:
                 self.fail(trial.number, TOO_MANY)
                 break
             self._claim(trial)
-            asked.append(self._suggested(trial))
+            new.append(self._suggested(trial))
         self._sync()
-        return asked
+        return new
 
     @property
     def left(self) -> int:
@@ -123,13 +123,13 @@ class Study:
     @property
     def begun(self) -> int:
         """Trials that somebody has begun, whatever number the sweep has now."""
-        found = self.study.get_trials(deepcopy=False)
-        return sum(trial.user_attrs.get("reason") != TOO_MANY for trial in found)
+        trials = self.study.get_trials(deepcopy=False)
+        return sum(trial.user_attrs.get("reason") != TOO_MANY for trial in trials)
 
     def unfinished(self) -> list[Trial]:
         """The trials that this folder has begun and not ended."""
-        states, found = self.optuna.trial.TrialState, []
-        for frozen in self.study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+        running, trials = self.optuna.trial.TrialState.RUNNING, []
+        for frozen in self.study.get_trials(deepcopy=False, states=(running,)):
             owner = frozen.user_attrs.get("owner", NOBODY)["name"]
             forgotten = not owner and (
                 not self.url or datetime.now() - (frozen.datetime_start or datetime.min) > ABANDONED
@@ -137,11 +137,11 @@ class Study:
             if owner == self.owner or forgotten:
                 trial = self.optuna.trial.Trial(self.study, self._id(frozen.number))
                 self._claim(trial)
-                found.append(self._suggested(trial))
+                trials.append(self._suggested(trial))
         self._sync()
-        return found
+        return trials
 
-    def name_before(self) -> str:
+    def previous_owner(self) -> str:
         """The name on trials of this very folder, whose own note of it is lost; empty where there are none."""
         owners = [t.user_attrs.get("owner", NOBODY) for t in self.study.get_trials(deepcopy=False)]
         return next((o["name"] for o in reversed(owners) if o["place"] == self.place), "")
@@ -160,7 +160,7 @@ class Study:
                 trial.suggest_float(name, dimension.low, dimension.high, log=dimension.log)
         return self.trial(trial.number)
 
-    # ---- telling
+    # ---- writing down
 
     def report(self, number: int, epoch: int, value: float) -> bool:
         """A trial's score after an epoch; whether it is hopeless."""
@@ -175,15 +175,15 @@ class Study:
         return trial.should_prune()
 
     def complete(self, number: int, value: float) -> None:
-        """A trial that came to its end."""
+        """End a trial with its score."""
         self.study.tell(number, value, skip_if_finished=True)
 
     def prune(self, number: int) -> None:
-        """A hopeless one."""
+        """End a hopeless trial."""
         self.study.tell(number, state=self.optuna.trial.TrialState.PRUNED, skip_if_finished=True)
 
     def fail(self, number: int, reason: str) -> None:
-        """One that went wrong."""
+        """End a trial that went wrong."""
         self.storage.set_trial_user_attr(self._id(number), "reason", reason[:1000])
         self.study.tell(number, state=self.optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
@@ -191,7 +191,7 @@ class Study:
         """The winner's score on test: from now on the search is over."""
         self.study.set_user_attr("winner", dict(record))
 
-    # ---- looking
+    # ---- reading
 
     @property
     def score(self) -> dict[str, Any] | None:
@@ -199,11 +199,11 @@ class Study:
         return self.study.user_attrs.get("winner")
 
     def trials(self) -> list[Trial]:
-        """All of them."""
+        """All that have begun."""
         return [self._trial(t) for t in self.study.get_trials(deepcopy=False) if t.number < self.spec.trials]
 
     def trial(self, number: int) -> Trial:
-        """One of them."""
+        """The trial of a number."""
         return self._trial(self.study.get_trials(deepcopy=False)[number])
 
     def importances(self) -> dict[str, float]:
@@ -213,19 +213,19 @@ class Study:
             return {}
         evaluator = self.optuna.importance.PedAnovaImportanceEvaluator()
         try:
-            found = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
+            shares = self.optuna.importance.get_param_importances(self.study, evaluator=evaluator)
         except (RuntimeError, ValueError):  # all scores are equal
             return {}
-        return {name: float(share) for name, share in found.items()}
+        return {name: float(share) for name, share in shares.items()}
 
     def _trial(self, frozen: FrozenTrial) -> Trial:
         if not frozen.state.is_finished():
-            return self._read(frozen)
+            return self._from_optuna(frozen)
         if frozen.number not in self._ended:
-            self._ended[frozen.number] = self._read(frozen)
+            self._ended[frozen.number] = self._from_optuna(frozen)
         return self._ended[frozen.number]
 
-    def _read(self, frozen: FrozenTrial) -> Trial:
+    def _from_optuna(self, frozen: FrozenTrial) -> Trial:
         states = {"RUNNING": "running", "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed",
                   "WAITING": "running"}  # fmt: skip
         curve = _curve(frozen.intermediate_values)
@@ -252,53 +252,16 @@ class Study:
     def _value(self, name: str, value: Any) -> Any:
         return json.loads(value) if isinstance(self.spec.space.dimensions[name], Choice) else value
 
-    def _sampler(self) -> Any:
-        if self.spec.sampler != "tpe":
-            return _numbered(self.optuna, self.spec)
-        # Another seed whenever it goes on: the same would draw again what it drew at first.
-        seed = (self.spec.seed + len(self.study.get_trials(deepcopy=False))) % 2**32
-        return self.optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
-
-    def _pruner(self) -> Any:
-        pruners = self.optuna.pruners
-        if self.spec.pruner == "median":
-            return pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=2)
-        if self.spec.pruner == "halving":
-            return pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=3)
-        return pruners.NopPruner()
-
-    def _check_same(self) -> None:
+    def _check_search(self) -> None:
         """Two sweeps may share a study where they search the same."""
-        mine = json.loads(json.dumps({**self.spec.space.to_plain(), "recipe": self.spec.recipe.to_dict()}))
-        theirs = self.study.user_attrs.get("sweep")
-        if theirs is None:
-            self.study.set_user_attr("sweep", mine)
-        elif theirs != mine:
+        search = json.loads(json.dumps({**self.spec.space.to_plain(), "recipe": self.spec.recipe.to_dict()}))
+        recorded = self.study.user_attrs.get("sweep")
+        if recorded is None:
+            self.study.set_user_attr("sweep", search)
+        elif recorded != search:
             raise UserError(
                 "the storage holds another sweep: its space or its recipe differs; use another one"
             )
-
-
-def _numbered(optuna: Any, spec: Spec) -> Any:
-    """A sampler whose values follow from a trial's number: the same after a kill, and for all who share a study."""
-
-    class Numbered(optuna.samplers.BaseSampler):
-        def point(self, number: int) -> dict[str, Any]:
-            if spec.sampler == "random":
-                return spec.space.draw(spec.seed, number)
-            return spec.space.grid_point(number % spec.space.grid_size)
-
-        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-            return {}
-
-        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
-            return {}
-
-        def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
-            value = self.point(trial.number)[param_name]
-            return json.dumps(value) if isinstance(spec.space.dimensions[param_name], Choice) else value
-
-    return Numbered()
 
 
 def _curve(scores: Mapping[int, float]) -> tuple[float, ...]:

@@ -53,28 +53,28 @@ def is_url(storage: str) -> bool:
     return "://" in storage
 
 
-def shown(storage: str) -> str:
+def without_password(storage: str) -> str:
     """A storage for a person and for files: without password, and without options that may hold one."""
     if not is_url(storage):
         return storage
     return re.sub(r"\?.*", "?…", re.sub(r"(://[^:/@]*):.*@", r"\1:***@", storage))
 
 
-def kept(storage: str) -> str:
+def storage_note(storage: str) -> str:
     """A storage as a sweep's folder notes it, to be found again from elsewhere."""
-    return shown(storage) if is_url(storage) or not storage else str(Path(storage).absolute())
+    return without_password(storage) if is_url(storage) or not storage else str(Path(storage).absolute())
 
 
-def same_place(one: str, other: str) -> bool:
+def same_place(first: str, second: str) -> bool:
     """Whether two spellings of a storage, with or without user and password, mean one place."""
 
     def plain(storage: str) -> str:
         if not is_url(storage):
-            return kept(storage)
+            return storage_note(storage)
         scheme, _, rest = storage.partition("://")
         return f"{scheme.partition('+')[0]}://{rest.rpartition('@')[2].partition('?')[0]}"
 
-    return plain(one) == plain(other)
+    return plain(first) == plain(second)
 
 
 # ---- a file
@@ -118,7 +118,7 @@ def _is_decisive(line: Mapping[str, Any]) -> bool:
 
 def _append(path: Path, lines: bytes, sync: bool) -> None:
     """Add lines while nobody else does; half a line that a full disk or a loss of power left before is cut off."""
-    with explained(path), _held(path), open(path, "ab+", buffering=0) as file:
+    with explained(path), _locked(path), open(path, "ab+", buffering=0) as file:
         _cut_torn_line(file)
         before = file.seek(0, os.SEEK_END)
         try:
@@ -132,7 +132,7 @@ def _append(path: Path, lines: bytes, sync: bool) -> None:
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """A lock beside the journal that the system takes back from a process that dies."""
     import fcntl
 
@@ -171,10 +171,10 @@ def damage_explained(storage: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{shown(storage)}: {error}") from None
+        raise UserError(f"{without_password(storage)}: {error}") from None
     except (ValueError, KeyError, AssertionError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{shown(storage)} is no journal of a sweep, or is damaged ({error}): move it away, or choose "
+            f"{without_password(storage)} is no journal of a sweep, or is damaged ({error}): move it away, or choose "
             "another folder"
         ) from None
 
@@ -185,7 +185,7 @@ def damage_explained(storage: str) -> Iterator[None]:
 def _database(optuna: Any, url: str) -> Any:
     """A storage behind a URL; one that does not answer is an error within seconds."""
     if url.partition("://")[2].partition("?")[0].count("@") > 1:
-        raise UserError(f"--storage {shown(url)}: an @ in a password or a name is written %40")
+        raise UserError(f"--storage {without_password(url)}: an @ in a password or a name is written %40")
     with_driver = _with_driver(url)
     options: dict[str, Any] = {}
     if with_driver.startswith(("postgresql", "mysql")):
@@ -195,10 +195,14 @@ def _database(optuna: Any, url: str) -> Any:
         try:
             return optuna.storages.get_storage(optuna.storages.RDBStorage(with_driver, engine_kwargs=options))
         except ImportError as error:
-            raise MissingExtra(f"--storage {shown(url)}: its driver is not installed ({error})") from None
+            raise MissingExtra(
+                f"--storage {without_password(url)}: its driver is not installed ({error})"
+            ) from None
         except (*database_errors(optuna), ValueError, OSError) as error:
             if attempt == CREATIONS - 1 or not _made_by_another(error):
-                raise UserError(f"--storage {shown(url)} cannot be used: {told(error, url)}") from None
+                raise UserError(
+                    f"--storage {without_password(url)} cannot be used: {first_line(error, url)}"
+                ) from None
             time.sleep(PAUSE)
     raise AssertionError("the last attempt returns or raises")
 
@@ -212,7 +216,7 @@ def _with_driver(url: str) -> str:
         if importlib.util.find_spec(driver) is not None:
             return f"postgresql+{driver}://{rest}"
     raise MissingExtra(
-        f"--storage {shown(url)} needs the package 'psycopg': pip install 'deeprnn[postgresql]'"
+        f"--storage {without_password(url)} needs the package 'psycopg': pip install 'deeprnn[postgresql]'"
     )
 
 
@@ -228,7 +232,7 @@ def database_errors(optuna: Any) -> tuple[type[Exception], ...]:
     return (sql.SQLAlchemyError, optuna.exceptions.StorageInternalError)
 
 
-def told(error: BaseException, url: str) -> str:
+def first_line(error: BaseException, url: str) -> str:
     """The first line of what a driver says, which Optuna wraps, without the password."""
     while error.__cause__ is not None and type(error).__name__ == "StorageInternalError":
         error = error.__cause__

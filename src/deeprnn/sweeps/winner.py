@@ -11,16 +11,16 @@ from deeprnn.files import write_atomically, write_json
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.runs.checkpoint import load_best
-from deeprnn.runs.folder import now
 from deeprnn.runs.locking import lock
+from deeprnn.runs.run_files import now
 from deeprnn.sweeps.folder import SWEEP, open_study
-from deeprnn.sweeps.pack import home_of
+from deeprnn.sweeps.pack import trial_folder
 from deeprnn.sweeps.run import Outcome, outcome_of
 from deeprnn.sweeps.spec import Spec
 from deeprnn.sweeps.study import Study, Trial, best
 from deeprnn.training.evaluate import evaluate, scorable
+from deeprnn.training.loading import load_data
 from deeprnn.training.recipe import to_toml
-from deeprnn.training.session import load_data
 
 
 def write_winner(spec: Spec, folder: Path, trials: list[Trial]) -> Path | None:
@@ -90,7 +90,7 @@ def _score(spec: Spec, folder: Path, trial: Trial) -> dict[str, Any]:
     model_spec = recipe.model.spec(data.size, data.kind != "music", recipe.regulariser.dropout)
     scores = {}
     for seed in recipe.seeds:
-        home = folder / home_of(trial.number, seed, len(recipe.seeds) > 1)
+        home = folder / trial_folder(trial.number, seed, len(recipe.seeds) > 1)
         model = SequenceModel(replace(model_spec))
         model.load_state_dict(load_best(home).tensors)
         scores[str(seed)] = evaluate(model.eval(), data, "test", recipe.evaluation)

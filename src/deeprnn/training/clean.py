@@ -40,8 +40,8 @@ def clean_parts(data: Data, split: str) -> dict[str, SplitSubset]:
     overlap = audit(data)
     parts = {CLEAN: SplitSubset(overlap.clean(split), len(overlap.flagged(split)))}
     if data.kind == "music":
-        same = len(overlap.same_melody(split))
-        parts[NEW_MELODY] = SplitSubset(overlap.clean(split, melodies=True), same)
+        left_out = len(overlap.same_melody(split))
+        parts[NEW_MELODY] = SplitSubset(overlap.clean(split, melodies=True), left_out)
     return parts
 
 

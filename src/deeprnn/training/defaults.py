@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from deeprnn import data as data_sets
 from deeprnn.cells import lookup
 from deeprnn.cells.library import LIBRARY
 from deeprnn.data.music import MusicData
-from deeprnn.errors import UserError
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model.init import InitSpec
+from deeprnn.training import loading
 from deeprnn.training.evaluate import Data
 from deeprnn.training.recipe import (
     DataPart,
@@ -28,7 +28,6 @@ from deeprnn.training.recipe import (
     override,
     packaged,
 )
-from deeprnn.training.session import load_data
 
 FEW_FRAMES = 100_000
 SEMITONES = 6
@@ -48,8 +47,7 @@ def resolve(
     if model and model not in KINDS:
         if model not in LIBRARY and not lookup.is_own(model):
             known = (*KINDS, *LIBRARY)
-            near = get_close_matches(model, known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(model, known)
             raise UserError(
                 f"no model {model!r}{hint}: known are {', '.join(known)}, and your own cell as my_cells.py:Paced"
             )
@@ -66,8 +64,7 @@ def resolve(
         return load_recipe(name), None, [f"recipe {name}"]
     if what not in data_sets.names() and not Path(what).expanduser().exists():
         options = [*data_sets.names(), *known]
-        near = get_close_matches(what, options, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(what, options)
         raise UserError(
             f"{what!r} is neither a data set ({', '.join(data_sets.names())}), nor a recipe, nor a file or folder{hint}"
         )
@@ -75,7 +72,7 @@ def resolve(
     part = DataPart(name=name, level=level)  # type: ignore[arg-type]
     reading = {name: value for name, value in (changes or {}).items() if name.startswith("data.")}
     part = override(Recipe(data=part), reading).data
-    data = load_data(part)
+    data = loading.load_data(part)
     recipe, remarks = choose(data, part, model or "dots", bool(changes))
     return recipe, data, remarks
 

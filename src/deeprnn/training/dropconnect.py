@@ -41,8 +41,8 @@ class DropConnect:
         self.p = p
         self.members = list(seeds)
         self.seeds = torch.tensor(self.members, dtype=torch.int64, device=device)
-        wanted = set(recurrent_matrices(spec)) if p else set()
-        self.spans = _spans(layout, wanted)
+        matrices = set(recurrent_matrices(spec)) if p else set()
+        self.spans = _spans(layout, matrices)
         if p and not self.spans:
             raise UserError(
                 f"regulariser.dropconnect={p:g} has nothing to act on: this model has no recurrent matrix"
@@ -73,12 +73,12 @@ class DropConnect:
             flat[:, start:stop].mul_(part)
 
 
-def _spans(layout: Layout, wanted: set[str]) -> list[tuple[int, int]]:
+def _spans(layout: Layout, matrices: set[str]) -> list[tuple[int, int]]:
     """Where these parameters lie in a row; neighbours as one."""
     spans: list[tuple[int, int]] = []
     at = 0
     for name, size in zip(layout.names, layout.sizes, strict=True):
-        if name in wanted:
+        if name in matrices:
             if spans and spans[-1][1] == at:
                 spans[-1] = (spans[-1][0], at + size)
             else:

@@ -12,7 +12,7 @@ from typing import Any
 from deeprnn.training.recipe import Recipe, override
 from deeprnn.training.recipe.continuing import flat
 
-OWN = (
+MAY_DIFFER = (
     "seeds",
     "init.",
     "optimiser.rate",
@@ -31,7 +31,7 @@ OWN = (
 
 def may_differ(name: str) -> bool:
     """Whether a field can be each member's own."""
-    return any(name.startswith(own) if own.endswith(".") else name == own for own in OWN)
+    return any(name.startswith(field) if field.endswith(".") else name == field for field in MAY_DIFFER)
 
 
 def shape(recipe: Recipe) -> str:

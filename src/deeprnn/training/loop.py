@@ -219,14 +219,14 @@ class Trainer:
 
     def _end_diverged(self, member: int) -> None:
         """End a member whose parameters give no numbers any more; the best ones before that stay."""
-        m, named = self.schedule.members[member], self.members[member]
+        m, member_name = self.schedule.members[member], self.members[member]
         m.end(f"diverged in epoch {self.epoch}")
         nothing_left = all(other.finished and other.best is None for other in self.schedule.members)
         if self.recipe.optimiser.nonfinite == "stop" or nothing_left:
             raise NonFinite(
-                f"{named.name}: after epoch {self.epoch} the validation cost was NaN or infinite, or no update "
-                f"could be applied; the last checkpoint is intact. Try a lower rate (now {named.rate:g}): "
-                f"--optimiser.rate {named.rate / 4:g}"
+                f"{member_name.name}: after epoch {self.epoch} the validation cost was NaN or infinite, or no update "
+                f"could be applied; the last checkpoint is intact. Try a lower rate (now {member_name.rate:g}): "
+                f"--optimiser.rate {member_name.rate / 4:g}"
             )
 
     def _evaluated(self) -> Tensor:
@@ -299,14 +299,14 @@ class Trainer:
                 continue
             # The update that met infinite parameters is not to blame, but the one before it, which made them so.
             last = int(self.updater.tau) if step < 0 else step
-            what = (
+            cause = (
                 f"update {last - 1} (epoch {self.epoch}) made parameters NaN or infinite; the"
                 if broken
                 else f"the loss or gradient of update {step} (epoch {self.epoch}) was NaN or infinite; it was not "
                 "applied and the"
             )
             raise NonFinite(
-                f"{member.name}: {what} last checkpoint is intact. Try a lower rate (now {member.rate:g}): "
+                f"{member.name}: {cause} last checkpoint is intact. Try a lower rate (now {member.rate:g}): "
                 f"--optimiser.rate {member.rate / 4:g}, a smaller --optimiser.clip, or "
                 f"--optimiser.nonfinite skip to leave such updates out"
             )
@@ -330,8 +330,8 @@ class Trainer:
             plan = evaluation_plan(self.data, split, self.recipe.evaluation)
             progress = self._progress(split, watchers)
             nats = score(self.model, self.best[scored], plan, progress, self.ranks)
-            for p, own in zip(scored, nats, strict=True):
-                out[p][split] = summarise(self.data, split, own)  # type: ignore[index]
+            for p, sums in zip(scored, nats, strict=True):
+                out[p][split] = summarise(self.data, split, sums)  # type: ignore[index]
         return out
 
     @property

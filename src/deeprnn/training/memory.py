@@ -37,9 +37,9 @@ def check(recipe: Recipe, data: Data, device: torch.device | str = "cpu") -> Non
             )
     steps = _training_steps(data)
     if recipe.data.lanes > steps:
-        what = "frames" if isinstance(data, MusicData) else "symbols"
+        unit = "frames" if isinstance(data, MusicData) else "symbols"
         raise UserError(
-            f"data.lanes={recipe.data.lanes:,} is more than the {steps:,} {what} to learn from: most lanes would be "
+            f"data.lanes={recipe.data.lanes:,} is more than the {steps:,} {unit} to learn from: most lanes would be "
             "empty; choose a smaller number"
         )
 

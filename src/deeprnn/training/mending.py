@@ -17,9 +17,10 @@ import torch
 from deeprnn.errors import UserError
 from deeprnn.files import remove_leftovers, write_atomically, write_json
 from deeprnn.runs import checkpoint, ledger
-from deeprnn.runs.folder import Run, change_population, change_run, population, read_recipe, recipe_digest
+from deeprnn.runs.folder import Run, population
 from deeprnn.runs.reading import read_json
-from deeprnn.training import saving
+from deeprnn.runs.run_files import change_population, change_run, read_recipe, recipe_digest
+from deeprnn.training import run_folders, saving
 from deeprnn.training.evaluate import Data
 from deeprnn.training.loop import Trainer
 from deeprnn.training.members import members_of
@@ -78,15 +79,15 @@ def _readable(path: Path) -> Any:
 
 def folders_are_whole(recipe: Recipe, folder: Path) -> bool:
     """Whether every run.json, and a population's own file, are there and whole."""
-    places = saving.member_folders(recipe, folder)
-    if len(places) > 1 and not _whole(
+    places = run_folders.member_folders(recipe, folder)
+    if len(places) > 1 and not _is_whole(
         folder / "population.json", lambda: [run.path for run in population(folder)] == places
     ):
         return False
-    return all(_whole(home / "run.json", lambda home=home: bool(Run(home).info)) for home in places)
+    return all(_is_whole(home / "run.json", lambda home=home: bool(Run(home).info)) for home in places)
 
 
-def _whole(path: Path, check: Callable[[], bool]) -> bool:
+def _is_whole(path: Path, check: Callable[[], bool]) -> bool:
     if not os.path.lexists(path):
         return False
     try:
@@ -100,15 +101,15 @@ def _whole(path: Path, check: Callable[[], bool]) -> bool:
 
 def sweep(recipe: Recipe, folder: Path) -> None:
     """Remove what killed processes left half written."""
-    for place in {folder, *saving.member_folders(recipe, folder)}:
+    for place in {folder, *run_folders.member_folders(recipe, folder)}:
         remove_leftovers(place)
 
 
 def mend_recipes(recipe: Recipe, folder: Path) -> None:
     """Write recipe.toml again wherever it does not say what the run is trained by, and its checksum."""
-    places = saving.member_folders(recipe, folder)
+    places = run_folders.member_folders(recipe, folder)
     for member, home in zip(members_of(recipe), places, strict=True):
-        digest = _mend_recipe(home / "recipe.toml", saving.member_recipe(recipe, member))
+        digest = _mend_recipe(home / "recipe.toml", run_folders.member_recipe(recipe, member))
         if Run(home).info.get("recipe_sha256") != digest:
             change_run(home, recipe_sha256=digest)
     if len(places) > 1:
@@ -120,18 +121,18 @@ def mend_recipes(recipe: Recipe, folder: Path) -> None:
 def _mend_recipe(path: Path, recipe: Recipe) -> str:
     data = recipe.to_dict()
     try:
-        whole = read_recipe(path) == data
+        unchanged = read_recipe(path) == data
     except UserError:
-        whole = False
-    if not whole:
+        unchanged = False
+    if not unchanged:
         write_atomically(path, to_toml(recipe))
-    return recipe_digest(data if not whole else read_recipe(path))
+    return recipe_digest(data if not unchanged else read_recipe(path))
 
 
 def mend_side_files(recipe: Recipe, data: Data, folder: Path) -> None:
     """Write again what generation needs of the data, where it was lost or damaged."""
-    for home in saving.member_folders(recipe, folder):
-        for name, content in saving.side_files(data).items():
+    for home in run_folders.member_folders(recipe, folder):
+        for name, content in run_folders.side_files(data).items():
             if _readable(home / name) != content:
                 write_json(home / name, content)
 
@@ -139,7 +140,7 @@ def mend_side_files(recipe: Recipe, data: Data, folder: Path) -> None:
 def mend_finished(recipe: Recipe, folder: Path, data: Data, device: torch.device) -> None:
     """Write a finished run's best parameters and ledger entry again where they were lost or damaged."""
     finished = [
-        home for home in saving.member_folders(recipe, folder) if Run(home).info["result"] is not None
+        home for home in run_folders.member_folders(recipe, folder) if Run(home).info["result"] is not None
     ]
     try:
         for home in finished:
@@ -159,11 +160,11 @@ def mend_finished(recipe: Recipe, folder: Path, data: Data, device: torch.device
 def check_data(recipe: Recipe, data: Data, folder: Path) -> None:
     """Refuse to go on with other data than the run began with: that would be another run."""
     marks = {(checkpoint.read_meta(folder) or {}).get("fingerprint")}
-    for home in saving.member_folders(recipe, folder):
+    for home in run_folders.member_folders(recipe, folder):
         with contextlib.suppress(UserError):  # a lost or damaged run.json, which is mended later
             marks.add(Run(home).info["data"].get("fingerprint"))
     # Nothing is known of a new run, and of one by an earlier version.
-    if marks - {None, saving.fingerprint(data)}:
+    if marks - {None, run_folders.fingerprint(data)}:
         raise UserError(
             f"{recipe.data.name} has changed since {folder} began, which therefore cannot go on exactly: "
             "put the data back, or train a new run"

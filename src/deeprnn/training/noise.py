@@ -45,7 +45,7 @@ class Noise:
 
 
 def dropout_masks(
-    model: SequenceModel, T: int, B: int, seeds: Tensor, update: Tensor, own: slice = slice(None)
+    model: SequenceModel, T: int, B: int, seeds: Tensor, update: Tensor, lanes_here: slice = slice(None)
 ) -> dict[str, Tensor] | None:
     """Masks (p, ...) of the members with these seeds, and what their cells draw, stacked; None where there is none.
 
@@ -62,27 +62,28 @@ def dropout_masks(
         masks = {name: torch.stack([m[name] for m in drawn]) for name in drawn[0]}
     else:
         masks = _hashed_masks(model, T, B, seeds, update)
-    return masks if own in (slice(None), slice(0, B)) else _of_lanes(model, T, B, masks, own)
+    return masks if lanes_here in (slice(None), slice(0, B)) else _of_lanes(model, T, B, masks, lanes_here)
 
 
 def _of_lanes(
-    model: SequenceModel, T: int, B: int, masks: dict[str, Tensor], own: slice
+    model: SequenceModel, T: int, B: int, masks: dict[str, Tensor], lanes_here: slice
 ) -> dict[str, Tensor]:
-    """The same masks for some of the lanes, which are the dimension that grows with B; one without them stays whole."""
+    """Masks cut down to some of the lanes, the dimension that grows with B; a mask without lanes stays as it is."""
 
     def shapes(lanes: int) -> dict[str, tuple[int, ...]]:
-        both = {**model.mask_shapes(T, lanes), **model.draw_shapes(T, lanes)}
-        return {name: shape for name, (_, shape) in both.items()}
+        shapes = {**model.mask_shapes(T, lanes), **model.draw_shapes(T, lanes)}
+        return {name: shape for name, (_, shape) in shapes.items()}
 
     out, larger = {}, shapes(B + 1)
+    count = lanes_here.stop - lanes_here.start
     for name, shape in shapes(B).items():
         lanes = [i for i, (n, m) in enumerate(zip(shape, larger[name], strict=True), 1) if n != m]
-        out[name] = masks[name].narrow(lanes[0], own.start, own.stop - own.start) if lanes else masks[name]
+        out[name] = masks[name].narrow(lanes[0], lanes_here.start, count) if lanes else masks[name]
     return out
 
 
 def _hashed_masks(model: SequenceModel, T: int, B: int, seeds: Tensor, update: Tensor) -> dict[str, Tensor]:
-    """The same masks by hashing on the device, all in one draw."""
+    """Dropout masks by hashing on the device, all in one draw."""
     masks, draws = model.mask_shapes(T, B), model.draw_shapes(T, B)
     shapes = [shape for _, shape in masks.values()]
     shapes += [(2, *shape) if kind == "normal" else shape for kind, shape in draws.values()]

@@ -27,17 +27,17 @@ class Optimiser:
 
     def step(self, rows: slice, parameters: Tensor, gradient: Tensor, rate: Tensor, update: Tensor) -> None:
         """Move `parameters` (p, N) of members `rows` against `gradient` at `rate` (p,); `update` counts from 0."""
-        own = {name: buffer[rows] for name, buffer in self.buffers.items()}
+        of_rows = {name: buffer[rows] for name, buffer in self.buffers.items()}
         rate = rate.to(parameters.dtype).unsqueeze(1)
         if self.multipliers is not None:
             rate = rate * self.multipliers
         if self.part.name == "sgd":
             parameters.addcmul_(gradient, rate, value=-1)
         elif self.part.name == "momentum":
-            velocity = own["velocity"].mul_(self.part.momentum).addcmul_(gradient, rate, value=-1)
+            velocity = of_rows["velocity"].mul_(self.part.momentum).addcmul_(gradient, rate, value=-1)
             parameters.add_(velocity)
         else:
-            self._adam(parameters, gradient, rate, update, **own)
+            self._adam(parameters, gradient, rate, update, **of_rows)
 
     def fused_step(
         self,
@@ -52,13 +52,13 @@ class Optimiser:
         """`step` on `factor` (p,) times the gradient, and the running average after it, by one kernel."""
         from deeprnn.training import fused  # needs an NVIDIA driver
 
-        own = {name: buffer[rows] for name, buffer in self.buffers.items()}
-        correction = self._correction(update, own.pop("seen")).squeeze(1) if "seen" in own else None
+        of_rows = {name: buffer[rows] for name, buffer in self.buffers.items()}
+        correction = self._correction(update, of_rows.pop("seen")).squeeze(1) if "seen" in of_rows else None
         fused.take_step(
             self.part,
             parameters,
             gradient,
-            list(own.values()),
+            list(of_rows.values()),
             factor,
             rate,
             correction,

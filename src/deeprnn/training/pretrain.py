@@ -22,10 +22,10 @@ def first_stage(recipe: Recipe) -> Recipe | None:
         raise UserError(
             f"pretrain.recipe={recipe.pretrain.recipe!r} is itself pretrained: name a plain recipe"
         )
-    own, stop = recipe.pretrain, stage.stop
+    part, stop = recipe.pretrain, stage.stop
     return replace(
         stage,
-        stop=replace(stop, epochs=own.epochs or stop.epochs, minutes=own.minutes or stop.minutes),
+        stop=replace(stop, epochs=part.epochs or stop.epochs, minutes=part.minutes or stop.minutes),
         data=recipe.data,
         model=core(recipe.model),
         init=recipe.init,

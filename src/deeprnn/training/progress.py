@@ -50,9 +50,9 @@ class Progress:
         sums = {name: values.tolist() for name, values in trainer.updater.sums.items()}
         rates = trainer.schedule.rates(trainer.updater.tau - 1).tolist()
         for p, home in enumerate(self.homes):
-            whole = {name: values[p] for name, values in sums.items()}
-            part = {name: value - self._sums[p].get(name, 0.0) for name, value in whole.items()}
-            self._sums[p] = whole
+            totals = {name: values[p] for name, values in sums.items()}
+            part = {name: value - self._sums[p].get(name, 0.0) for name, value in totals.items()}
+            self._sums[p] = totals
             if part["updates"] and not trainer.schedule.members[p].finished:
                 self._append(home, _row(trainer, part, rates[p]))
         self._lines += 1

@@ -54,10 +54,10 @@ class Ranks:
         return self.count == 1
 
     def share(self, lanes: int) -> slice:
-        """This rank's own of so many lanes; the first ranks have one more where they do not divide evenly."""
-        each, over = divmod(lanes, self.count)
-        first = self.rank * each + min(self.rank, over)
-        return slice(first, first + each + (self.rank < over))
+        """The lanes of this rank, of so many; the first ranks have one more where they do not divide evenly."""
+        per_rank, over = divmod(lanes, self.count)
+        first = self.rank * per_rank + min(self.rank, over)
+        return slice(first, first + per_rank + (self.rank < over))
 
     # ---- over all ranks
 
@@ -77,13 +77,13 @@ class Ranks:
             torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
         return largest.item()
 
-    def all_lanes(self, own: Tensor, lanes: int) -> Tensor:
+    def all_lanes(self, of_rank: Tensor, lanes: int) -> Tensor:
         """Every rank's lanes (P, lanes, H) from each one's own (P, share, H)."""
         if self.alone:
-            return own
-        whole = own.new_zeros(own.shape[0], lanes, *own.shape[2:])
-        whole[:, self.share(lanes)] = own
-        return self.sum_(whole)  # zeros elsewhere: the sum is exact
+            return of_rank
+        of_all = of_rank.new_zeros(of_rank.shape[0], lanes, *of_rank.shape[2:])
+        of_all[:, self.share(lanes)] = of_rank
+        return self.sum_(of_all)  # zeros elsewhere: the sum is exact
 
     def elapsed(self, seconds: float, now: bool = False) -> float | None:
         """The seconds since the last meeting that all ranks agree on, or None between two meetings.
@@ -98,8 +98,8 @@ class Ranks:
         if self._ticks < self._interval and not now:
             return None
         agreed = self.most(seconds)
-        wanted = self._ticks * PAUSE / max(agreed, 1e-9)
-        self._interval = max(1, min(int(wanted), 2 * self._interval))  # no leap: an update may become slower
+        ideal = self._ticks * PAUSE / max(agreed, 1e-9)
+        self._interval = max(1, min(int(ideal), 2 * self._interval))  # no leap: an update may become slower
         self._ticks = 0
         return agreed
 
@@ -112,7 +112,7 @@ class Ranks:
         return json.loads(self._send(json.dumps(value).encode() if self.lead else b""))
 
     def on_lead(self, compute: Callable[[], T]) -> T:
-        """What the lead computes, plain data, on every rank; the others only wait."""
+        """Call a function on the lead alone and give its result, plain data, to every rank."""
         return self.same(compute() if self.lead else None)
 
     def same_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -134,10 +134,10 @@ class Ranks:
 
     def check_same(self, what: str, value: Any) -> None:
         """Refuse to train where a rank has other plain data than the lead: another machine's files may differ."""
-        own = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-        leads = self.same(own)
-        if self.most(float(own != leads)):
-            who = f"rank {self.rank}, which is one of them" if own != leads else "others"
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        digest_of_lead = self.same(digest)
+        if self.most(float(digest != digest_of_lead)):
+            who = f"rank {self.rank}, which is one of them" if digest != digest_of_lead else "others"
             raise UserError(
                 f"{what} differs between rank 0 and {who}: give every machine the same files and the same version"
             )
@@ -207,6 +207,6 @@ def own_device(device: torch.device) -> torch.device:
         raise UserError(
             f"{local} processes on this machine need {local} GPUs, and it has {gpus}: start {gpus}"
         )
-    own = torch.device("cuda", launcher.local_rank())
-    torch.cuda.set_device(own)
-    return own
+    device = torch.device("cuda", launcher.local_rank())
+    torch.cuda.set_device(device)
+    return device

@@ -12,27 +12,26 @@ from typing import Any
 import torch
 
 from deeprnn import __version__, launcher
-from deeprnn import data as data_sets
-from deeprnn.cells import lookup
 from deeprnn.cells.library import LIBRARY
-from deeprnn.data.music import Grid
 from deeprnn.errors import UserError
 from deeprnn.files import CannotWrite
 from deeprnn.model.sequence_model import SequenceModel
 from deeprnn.runs import checkpoint
-from deeprnn.runs.folder import Run, change_run, load_run, population
+from deeprnn.runs.folder import Run, load_run, population
 from deeprnn.runs.locking import lock
 from deeprnn.runs.provenance import environment
-from deeprnn.training import commutative, memory, mending, saving, threads
+from deeprnn.runs.run_files import change_run
+from deeprnn.training import commutative, memory, mending, run_folders, saving, threads
 from deeprnn.training.cuda_graph import SETUP
 from deeprnn.training.engine import Engine, engine_for
-from deeprnn.training.evaluate import Data, scorable, visible
+from deeprnn.training.evaluate import Data, visible
+from deeprnn.training.loading import load_data
 from deeprnn.training.loop import NonFinite, Trainer, Watcher
 from deeprnn.training.members import MemberName, members_of
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.progress import Progress
 from deeprnn.training.ranks import Ranks
-from deeprnn.training.recipe import DataPart, Recipe, load_recipe, override
+from deeprnn.training.recipe import Recipe, load_recipe, override
 from deeprnn.training.transfer import Source, check_transfer
 from deeprnn.training.updater import Updater
 
@@ -44,75 +43,6 @@ Start = Callable[[MemberName], Source]
 """where a member's first parameters come from"""
 FIRST_STAGE = "pretrain"
 """the folder of a first stage, in that of its run"""
-
-
-def load_data(part: DataPart) -> Data:
-    """The data that a recipe names."""
-    options: dict[str, Any] = {}
-    own = part.name not in data_sets.names()
-    _check_reading(part, own)
-    if own or part.name == "bach":
-        grid = Grid(part.steps_per_beat or Grid().steps_per_beat, part.low, part.high)
-        if part.steps_per_beat or grid != Grid():
-            options["grid"] = grid
-        if part.transpose:
-            options["transpose"] = True
-    if own and part.drums:
-        options["drums"] = True
-    if own and part.level in ("char", "word"):
-        options["kind"] = part.level
-    if own and part.minimum > 1:
-        options["minimum"] = part.minimum
-    data = data_sets.load(part.name, **options)
-    if part.random_transpose and data.kind != "music":
-        raise UserError(f"data.random_transpose={part.random_transpose} is for music: {part.name} is text")
-    for split in ("train", "valid"):
-        if not scorable(data, split):
-            count, unit = data.sizes.get(split, 0), "frame" if data.kind == "music" else "symbol"
-            raise UserError(
-                f"{part.name} holds too little data: {count} {unit}{'s' if count != 1 else ''} in its {split} part, "
-                "which is too few to score"
-            )
-    return data
-
-
-def _check_reading(part: DataPart, own: bool) -> None:
-    """Refuse settings that the data, which is what it was published as, would pass by."""
-    of_bach = ("steps_per_beat", "low", "high", "transpose")
-    for name in (*of_bach, "drums", "minimum"):
-        value = getattr(part, name)
-        known = own or (part.name == "bach" and name in of_bach)
-        if not known and value != getattr(DataPart(), name):
-            whose = "people's own files and bach" if name in of_bach else "people's own files"
-            raise UserError(f"data.{name}={value} is for {whose}: {part.name} is read as it was published")
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(
-            "--device cuda: torch sees no GPU here. Use --device cpu, or `deeprnn doctor` to see why"
-        )
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise UserError(f"--device {name}: no such device; use auto, cpu or cuda") from None
-
-
-def rooted(recipe: Recipe) -> Recipe:
-    """The recipe with its paths made absolute, so that the run can be resumed from any folder."""
-    changes: dict[str, str] = {}
-    if recipe.data.name not in data_sets.names():
-        changes["data.name"] = str(Path(recipe.data.name).expanduser().absolute())
-    if recipe.model.cell:
-        changes["model.cell"] = lookup.rooted(recipe.model.cell)
-    if recipe.pretrain.run:
-        changes["pretrain.run"] = str(Path(recipe.pretrain.run).expanduser().absolute())
-    if Path(recipe.pretrain.recipe).is_file():  # a packaged one is known by name everywhere
-        changes["pretrain.recipe"] = str(Path(recipe.pretrain.recipe).absolute())
-    return override(recipe, changes)
 
 
 def run_recipe(
@@ -142,7 +72,7 @@ def run_recipe(
     """
     folder, device, ranks = Path(folder), torch.device(device), ranks or Ranks()
     if len(members_of(recipe)) == 1:
-        recipe = saving.member_recipe(recipe, members_of(recipe)[0])
+        recipe = run_folders.member_recipe(recipe, members_of(recipe)[0])
     with contextlib.ExitStack() as stack:
         if ranks.lead:
             stack.enter_context(_locked(folder))
@@ -158,11 +88,11 @@ def run_recipe(
             )
         memory.check(recipe, data, device)
         commutative.check(recipe, data)
-        _try_own_cell(recipe, data)
+        _try_cell(recipe, data)
         ranks.check_lanes(recipe.data.lanes)
         if not ranks.alone:
-            ranks.check_same("the recipe or the version", [__version__, _without_places(recipe)])
-            ranks.check_same(f"the data {data.name}", saving.fingerprint(data))
+            ranks.check_same("the recipe or the version", [__version__, _without_paths(recipe)])
+            ranks.check_same(f"the data {data.name}", run_folders.fingerprint(data))
         if ranks.lead and recipe.pretrain.run and not (folder / "recipe.toml").exists():
             for source in _sources(recipe):  # before there is anything in the folder
                 check_transfer(recipe, data, source)
@@ -171,7 +101,7 @@ def run_recipe(
         return stages.run(recipe, folder)
 
 
-def _try_own_cell(recipe: Recipe, data: Data) -> None:
+def _try_cell(recipe: Recipe, data: Data) -> None:
     """One step of a user's cell, before there is a folder: a mistake in it then leaves no run behind."""
     if not recipe.model.cell or recipe.model.cell in LIBRARY:
         return
@@ -181,19 +111,19 @@ def _try_own_cell(recipe: Recipe, data: Data) -> None:
         SequenceModel(spec)(symbols if data.kind != "music" else torch.zeros(1, 1, data.size))
 
 
-def _without_places(recipe: Recipe) -> dict[str, Any]:
+def _without_paths(recipe: Recipe) -> dict[str, Any]:
     """The recipe without paths, which may differ from machine to machine."""
-    places = {"data.name": "", "pretrain.run": "", "pretrain.recipe": ""}
-    return override(recipe, places).to_dict()
+    paths = {"data.name": "", "pretrain.run": "", "pretrain.recipe": ""}
+    return override(recipe, paths).to_dict()
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold a run's folder; for a first stage that of the whole run too, which trains it otherwise."""
-    whole = folder.absolute().parent
+    run_folder = folder.absolute().parent
     with contextlib.ExitStack() as stack:
-        if folder.absolute().name == FIRST_STAGE and (whole / "recipe.toml").exists():
-            stack.enter_context(lock(whole))
+        if folder.absolute().name == FIRST_STAGE and (run_folder / "recipe.toml").exists():
+            stack.enter_context(lock(run_folder))
         stack.enter_context(lock(folder))
         yield
 
@@ -217,7 +147,7 @@ def _is_member(folder: Path) -> bool:
         recipe = load_recipe(parent / "recipe.toml") if (parent / "recipe.toml").is_file() else None
     except UserError:
         return False
-    return recipe is not None and folder.absolute() in saving.member_folders(recipe, parent)
+    return recipe is not None and folder.absolute() in run_folders.member_folders(recipe, parent)
 
 
 @dataclass(frozen=True)
@@ -237,13 +167,13 @@ class _Stages:
 
     def run(self, recipe: Recipe, folder: Path) -> list[dict[str, Any] | None]:
         """The first stage where there is one, then the run itself."""
-        places = saving.member_folders(recipe, folder) if self.ranks.lead else []  # to be written
+        homes = run_folders.member_folders(recipe, folder) if self.ranks.lead else []  # to be written
         longer, results = self.ranks.on_lead(lambda: self._prepare(recipe, folder))
         if results is not None:
             return results
         try:
             sources = self._first_stage(recipe, folder)
-            _note_origins(places, sources or ())
+            _note_origins(homes, sources or ())
             trainer = self._trainer(recipe, sources)
             saver = saving.RunSaver(trainer, folder, self.received, self.save_every_epoch)
             saver.restore()
@@ -251,19 +181,19 @@ class _Stages:
                 saver.reopen()
             if longer and self.ranks.lead:
                 mending.mend_recipes(recipe, folder)
-                _mark(places, "running", result=None, reason=None)
+                _mark(homes, "running", result=None, reason=None)
             self._set_threads(trainer, saver)
-            self._note_environment(places)
+            self._note_environment(homes)
             watchers: list[Watcher] = [saver]
             if self.ranks.lead:
                 watchers += [Progress(saver.homes), *self.watch(trainer, folder)]
             trainer.train(watchers)
-            return saving.finish(trainer, folder, watchers)
+            return run_folders.finish(trainer, folder, watchers)
         except (saving.Interrupted, KeyboardInterrupt):
-            _mark_at_last(places, "stopped")
+            _mark_at_last(homes, "stopped")
             raise
         except (NonFinite, CannotWrite):
-            _mark_at_last(places, "failed")
+            _mark_at_last(homes, "failed")
             raise
 
     def _prepare(self, recipe: Recipe, folder: Path) -> tuple[bool, list[dict[str, Any] | None] | None]:
@@ -271,17 +201,17 @@ class _Stages:
         mending.sweep(recipe, folder)
         mending.check_data(recipe, self.data, folder)
         if not mending.folders_are_whole(recipe, folder):
-            saving.create_folders(recipe, self.data, folder, self.device)
+            run_folders.create_folders(recipe, self.data, folder, self.device)
         mending.mend_side_files(recipe, self.data, folder)
         if saving.has_other_limits(recipe, folder):
             return True, None
         mending.mend_recipes(recipe, folder)
-        places = saving.member_folders(recipe, folder)
-        if not all(Run(home).concluded for home in places):
-            _mark(places, "running")
+        homes = run_folders.member_folders(recipe, folder)
+        if not all(Run(home).concluded for home in homes):
+            _mark(homes, "running")
             return False, None
         mending.mend_finished(recipe, folder, self.data, self.device)
-        return False, [Run(home).info["result"] for home in places]
+        return False, [Run(home).info["result"] for home in homes]
 
     def _trainer(self, recipe: Recipe, pretrained: Sequence[Source | None] | None) -> Trainer:
         with SETUP:  # it allocates, which another thread's capture would not survive
@@ -307,11 +237,11 @@ class _Stages:
                 f"CPU threads: {torch.get_num_threads()}, the fastest now; --threads sets another number"
             )
 
-    def _note_environment(self, places: Sequence[Path]) -> None:
+    def _note_environment(self, homes: Sequence[Path]) -> None:
         """Threads and processes of now; a run may have begun with others."""
         if self.most_threads or not self.ranks.alone:
             processes = {} if self.ranks.alone else {"processes": self.ranks.count}
-            for home in places:
+            for home in homes:
                 change_run(home, environment={**environment(str(self.device)), **processes})
 
     def _first_stage(self, recipe: Recipe, folder: Path) -> Sequence[Source | None] | None:
@@ -319,77 +249,78 @@ class _Stages:
         if self.start is not None:
             return [self.start(member) for member in members_of(recipe)]
         if recipe.pretrain.run:
-            return self._same(_from_run(recipe, folder) if self.ranks.lead else [])
+            return self._share_sources(_from_run(recipe, folder) if self.ranks.lead else [])
         if not recipe.pretrain.recipe:
             return None
-        below = folder / FIRST_STAGE
+        stage_folder = folder / FIRST_STAGE
 
         def stage_recipe() -> dict[str, Any]:
             # Once begun, the first stage goes on by the recipe in its folder, whatever became of the named one.
-            begun = (below / "recipe.toml").exists()
-            stage = mending.whole_recipe(below) if begun else first_stage(recipe)
+            begun = (stage_folder / "recipe.toml").exists()
+            stage = mending.whole_recipe(stage_folder) if begun else first_stage(recipe)
             assert stage is not None
             return stage.to_dict()
 
         stage = Recipe.from_dict(self.ranks.on_lead(stage_recipe))
-        results = self.run(stage, below)
+        results = self.run(stage, stage_folder)
         if not self.ranks.lead:
-            return self._same([])
-        places = zip(saving.member_folders(stage, below), results, strict=True)
-        return self._same([None if result is None else Source.of(Run(home)) for home, result in places])
+            return self._share_sources([])
+        homes = zip(run_folders.member_folders(stage, stage_folder), results, strict=True)
+        return self._share_sources(
+            [None if result is None else Source.of(Run(home)) for home, result in homes]
+        )
 
-    def _same(self, sources: Sequence[Source | None]) -> Sequence[Source | None]:
+    def _share_sources(self, sources: Sequence[Source | None]) -> Sequence[Source | None]:
         """The lead's sources on every rank."""
         if self.ranks.alone:
             return sources
         metas = self.ranks.same([None if source is None else source.meta() for source in sources])
-        own = [*sources, *[None] * (len(metas) - len(sources))]  # those of others than the lead are not sent
-        tensors = [self.ranks.same_tensors(source.tensors if source else {}) for source in own]
-        pairs = zip(tensors, metas, strict=True)
-        return [None if meta is None else Source.from_meta(found, meta) for found, meta in pairs]
+        to_send = [*sources, *[None] * (len(metas) - len(sources))]  # the lead's alone are sent
+        received = [self.ranks.same_tensors(source.tensors if source else {}) for source in to_send]
+        pairs = zip(received, metas, strict=True)
+        return [None if meta is None else Source.from_meta(tensors, meta) for tensors, meta in pairs]
 
 
-def _note_origins(places: Sequence[Path], sources: Sequence[Source | None]) -> None:
+def _note_origins(homes: Sequence[Path], sources: Sequence[Source | None]) -> None:
     """Write down what a run starts from: the first stage's folder may be gone when somebody asks."""
-    for home, source in zip(places, sources, strict=bool(sources)):
+    for home, source in zip(homes, sources, strict=bool(sources)):
         if source is not None and source.origin is not None and "first_stage" not in Run(home).info:
             change_run(home, first_stage=source.origin)
 
 
-def _mark(places: Sequence[Path], status: str, **changes: Any) -> None:
-    for home in places:
+def _mark(homes: Sequence[Path], status: str, **changes: Any) -> None:
+    for home in homes:
         change_run(home, status=status, **changes)
 
 
-def _mark_at_last(places: Sequence[Path], status: str) -> None:
+def _mark_at_last(homes: Sequence[Path], status: str) -> None:
     with contextlib.suppress(CannotWrite):  # the error that matters is already on its way
-        _mark(places, status)
+        _mark(homes, status)
 
 
 def _from_run(recipe: Recipe, folder: Path) -> list[Source]:
     """The best parameters of the run that `pretrain.run` names, copied here: it may move or change later."""
-    places = [home / "start" for home in saving.member_folders(recipe, folder)]
-    if not all((place / "best.json").exists() for place in places):
-        sources = _sources(recipe, told=True)
-        for place, source in zip(
-            places, sources * len(places) if len(sources) == 1 else sources, strict=True
-        ):
-            place.mkdir(exist_ok=True)
-            checkpoint.save_best(place, source.tensors, source.meta())
-    saved = [checkpoint.load_best(place) for place in places]
+    copies = [home / "start" for home in run_folders.member_folders(recipe, folder)]
+    if not all((copy / "best.json").exists() for copy in copies):
+        sources = _sources(recipe, warned=True)
+        sources = sources * len(copies) if len(sources) == 1 else sources
+        for copy, source in zip(copies, sources, strict=True):
+            copy.mkdir(exist_ok=True)
+            checkpoint.save_best(copy, source.tensors, source.meta())
+    saved = [checkpoint.load_best(copy) for copy in copies]
     return [Source.from_meta(best.tensors, best.meta) for best in saved]
 
 
-def _sources(recipe: Recipe, told: bool = False) -> list[Source]:
+def _sources(recipe: Recipe, warned: bool = False) -> list[Source]:
     """The run that `pretrain.run` names, or as many members of a population as this run has.
 
-    `told`: that one has not finished was said before.
+    `warned`: that one has not finished was said before.
     """
-    other, count = Path(recipe.pretrain.run), len(members_of(recipe))
-    runs = population(other) if (other / "population.json").exists() else [load_run(other)]
+    folder, count = Path(recipe.pretrain.run), len(members_of(recipe))
+    runs = population(folder) if (folder / "population.json").exists() else [load_run(folder)]
     if len(runs) not in (1, count):
-        raise UserError(f"{other} has {len(runs)} members but this run has {count}: give one or as many")
+        raise UserError(f"{folder} has {len(runs)} members but this run has {count}: give one or as many")
     for run in runs:
-        if run.info["result"] is None and not told:
+        if run.info["result"] is None and not warned:
             logger.warning("%s has not finished: starting from its best parameters so far", run.path)
     return [Source.of(run) for run in runs]

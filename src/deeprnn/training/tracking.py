@@ -32,7 +32,7 @@ from deeprnn.files import write_json
 from deeprnn.runs.folder import Run
 from deeprnn.runs.reading import read_json
 from deeprnn.training.recipe.continuing import flat
-from deeprnn.training.saving import member_folders
+from deeprnn.training.run_folders import member_folders
 
 if TYPE_CHECKING:
     from deeprnn.training.loop import Trainer

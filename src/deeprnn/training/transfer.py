@@ -81,7 +81,7 @@ class Transfer:
         self.axes = _symbol_axes(model, data)
         spec = _spec(model, data, data.size)
         _check_kind(source, data)
-        self.here, self.there = _common(symbols_of(data), source.symbols)
+        self.rows_to, self.rows_from = _common(symbols_of(data), source.symbols)
         names: list[str] = []
         for number in range(len(spec.levels)):
             names += self._level(f"levels.{number}.", number, spec)
@@ -98,20 +98,20 @@ class Transfer:
         if not names or not all(self._fits(name) for name in names):
             return []
         if self.source.spec is not None:
-            here, there = spec.levels[number].units, self.source.spec.levels[number].units
-            if here != there:
+            units, source_units = spec.levels[number].units, self.source.spec.levels[number].units
+            if units != source_units:
                 raise UserError(
-                    f"{prefix}* of {self.source.name} was trained with {', '.join(there)} units, this model has "
-                    f"{', '.join(here)}: choose the same with --model.unit"
+                    f"{prefix}* of {self.source.name} was trained with {', '.join(source_units)} units, this model has "
+                    f"{', '.join(units)}: choose the same with --model.unit"
                 )
         return names
 
     def _fits(self, name: str) -> bool:
-        here, there = list(self.shapes[name]), list(self.source.tensors[name].shape)
+        shape, source_shape = list(self.shapes[name]), list(self.source.tensors[name].shape)
         axis = self.axes.get(name)
-        if axis is not None and self.here is not None and len(here) == len(there):
-            here[axis] = there[axis] = 0
-        return here == there
+        if axis is not None and self.rows_to is not None and len(shape) == len(source_shape):
+            shape[axis] = source_shape[axis] = 0
+        return shape == source_shape
 
     @torch.no_grad()
     def copy(self, row: Tensor) -> None:
@@ -119,11 +119,13 @@ class Transfer:
         views = self.layout.views(row)
         for name in self.names:
             axis, source = self.axes.get(name), self.source.tensors[name].to(row)
-            if axis is None or self.here is None:
+            if axis is None or self.rows_to is None:
                 views[name].copy_(source)
             else:
                 views[name].index_copy_(
-                    axis, self.here.to(row.device), source.index_select(axis, self.there.to(row.device))
+                    axis,
+                    self.rows_to.to(row.device),
+                    source.index_select(axis, self.rows_from.to(row.device)),
                 )
 
     def multipliers(self, rate: float, like: Tensor) -> Tensor:
@@ -132,10 +134,10 @@ class Transfer:
         views = self.layout.views(out)
         for name in self.names:
             axis = self.axes.get(name)
-            if axis is None or self.here is None:
+            if axis is None or self.rows_to is None:
                 views[name].fill_(rate)
             else:
-                views[name].index_fill_(axis, self.here.to(like.device), rate)
+                views[name].index_fill_(axis, self.rows_to.to(like.device), rate)
         return out
 
     def report(self, symbols: Sequence[str | int] | None) -> list[str]:
@@ -144,8 +146,8 @@ class Transfer:
         lines = [f"from {self.source.name}: {_grouped(self.names)}"]
         if rest:
             lines.append(f"not from there, but new: {_grouped(rest)}")
-        if self.here is not None and symbols is not None and self.source.symbols is not None:
-            known = {symbols[i] for i in self.here.tolist()}
+        if self.rows_to is not None and symbols is not None and self.source.symbols is not None:
+            known = {symbols[i] for i in self.rows_to.tolist()}
             what = "pitches" if isinstance(symbols, range) else "symbols"
             lines.append(f"{len(known):,} of {len(symbols):,} {what} are known there")
             lines[-1] += _examples("new here", [s for s in symbols if s not in known])
@@ -182,13 +184,13 @@ def _check_kind(source: Source, data: Data) -> None:
 
 
 def _common(
-    here: Sequence[str | int] | None, there: Sequence[str | int] | None
+    symbols: Sequence[str | int] | None, source_symbols: Sequence[str | int] | None
 ) -> tuple[Tensor | None, Tensor]:
-    """The places, here and there, of the symbols that both have; None where they are not known: by position."""
-    if here is None or there is None:
+    """The places of the symbols that both have, in either; None where symbols are not known: by position."""
+    if symbols is None or source_symbols is None:
         return None, torch.empty(0, dtype=torch.int64)
-    places = {symbol: place for place, symbol in enumerate(there)}
-    pairs = [(i, places[symbol]) for i, symbol in enumerate(here) if symbol in places]
+    places = {symbol: place for place, symbol in enumerate(source_symbols)}
+    pairs = [(i, places[symbol]) for i, symbol in enumerate(symbols) if symbol in places]
     if not pairs:
         raise UserError("nothing could be transferred: the two vocabularies have no symbol in common")
     a, b = torch.tensor(pairs, dtype=torch.int64).T
@@ -206,9 +208,9 @@ def _grouped(names: Sequence[str]) -> str:
     """levels.0 (W1, U1, b1), predict (V1, b1)"""
     groups: dict[str, list[str]] = {}
     for name in sorted(names):
-        place, _, own = name.rpartition(".")
-        groups.setdefault(place, []).append(own)
-    return ", ".join(f"{place} ({', '.join(own)})" for place, own in groups.items())
+        place, _, parameter = name.rpartition(".")
+        groups.setdefault(place, []).append(parameter)
+    return ", ".join(f"{place} ({', '.join(parameter)})" for place, parameter in groups.items())
 
 
 def _examples(what: str, symbols: Sequence[str | int]) -> str:

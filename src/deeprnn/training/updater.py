@@ -224,8 +224,8 @@ class Updater:
             if len(state[0]) > 1:
                 dims = (0, 0 if batch.mask.dim() == 3 else None, 0, None if masks is None else 0)
                 return vmap(self._call, in_dims=dims)(named, batch, state, masks)
-            one = None if masks is None else {k: m[0] for k, m in masks.items()}
-            nats, state = self._call(named, batch, tuple(h[0] for h in state), one)
+            single = None if masks is None else {k: m[0] for k, m in masks.items()}
+            nats, state = self._call(named, batch, tuple(h[0] for h in state), single)
         return nats[None], tuple(h[None] for h in state)
 
     def _call(self, named: dict[str, Tensor], batch: Batch, state: State, masks: Any) -> tuple[Tensor, State]:
@@ -243,7 +243,7 @@ class Updater:
         return good, scale
 
     def _average_weight(self) -> Tensor:
-        """What the newest parameters count for in the average."""
+        """The weight of the newest parameters in the average."""
         part = self.recipe.optimiser
         least = 0.0 if part.average == "tail" else 1 - part.average_decay
         return (1 / self.averaged).clamp(min=least)

@@ -107,7 +107,7 @@ class Page:
         return JSONResponse(await self.workshop.run(work))
 
     async def predict(self, request: Request) -> Response:
-        """What a music model expects."""
+        """A music model's predictions for a roll."""
         return JSONResponse(await self._ask(request, self.shelf.music, music.predict))
 
     async def score(self, request: Request) -> Response:

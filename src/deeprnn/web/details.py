@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.data import SPLITS, Grid
-from deeprnn.model import structure
+from deeprnn.model import notation, structure
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.model.paper import CELLS, LABELS
 from deeprnn.model.specs import ModelSpec
@@ -57,7 +57,7 @@ def describe(library: Library, entry: ListedRun) -> dict[str, Any]:
         "environment": scalars(info.get("environment")),
         "version": text(info.get("version")) or None,
         "commit": text(info.get("commit")) or None,
-        "equations": structure.equations(spec) if spec else [],
+        "equations": notation.equations(spec) if spec else [],
         "layers": _layers(spec) if spec else [],
         "keys": spec.input_size if spec and spec.output != "categorical" else None,
         "chords": spec is not None and spec.output == "nade",
@@ -91,7 +91,7 @@ def _result(value: Any) -> dict[str, Any] | None:
 
 def _layers(spec: ModelSpec) -> list[dict[str, Any]]:
     return [
-        {"name": structure.symbol(layer), "size": layer.size, "unit": layer.unit, "role": layer.role}
+        {"name": notation.symbol(layer), "size": layer.size, "unit": layer.unit, "role": layer.role}
         for layer in structure.dissect(spec).layers
     ]
 

@@ -36,7 +36,7 @@ def rename(library: Library, entry: ListedRun, fields: Fields) -> dict[str, str]
         raise Refusal(422, f"{name!r} is no name for a run: use letters, digits, spaces and .,+=()@-_, at most 80, "
                            "a letter or digit first")  # fmt: skip
     place = entry.path.with_name(name)
-    with _held(library, entry):
+    with _locked(library, entry):
         if os.path.lexists(place):
             raise Refusal(409, f"there is a {name!r} beside this run already: choose another name")
         info = read_json(entry.path / "run.json", LARGEST_JSON)
@@ -56,7 +56,7 @@ def tag(library: Library, entry: ListedRun, fields: Fields) -> dict[str, list[st
     if clean != list(dict.fromkeys(tags)):
         raise Refusal(422, f"tags are up to {MOST_TAGS} short words or phrases without commas")
     _inside(library, entry)
-    with _told(entry), open_atomically(_own(entry.path / "tags.json")) as file:
+    with _explained(entry), open_atomically(_regular(entry.path / "tags.json")) as file:
         file.write((json.dumps(clean, ensure_ascii=False) + "\n").encode())
     library.forget()
     return {"tags": clean}
@@ -67,7 +67,7 @@ def delete(library: Library, entry: ListedRun, fields: Fields) -> dict[str, str]
     confirmed = fields.text("name", 2000)
     if confirmed != entry.summary["name"]:
         raise Refusal(409, f"this is the run {entry.summary['name']}, not {confirmed!r}: nothing was deleted")
-    with _held(library, entry):
+    with _locked(library, entry):
         foreign = sorted(_foreign(entry.path))
         if foreign:
             shown = ", ".join(foreign[:4]) + (f" and {len(foreign) - 4} more" if len(foreign) > 4 else "")
@@ -82,7 +82,7 @@ def delete(library: Library, entry: ListedRun, fields: Fields) -> dict[str, str]
 
 
 @contextmanager
-def _held(library: Library, entry: ListedRun) -> Iterator[None]:
+def _locked(library: Library, entry: ListedRun) -> Iterator[None]:
     """Hold a run's folder, so that nobody trains in it meanwhile."""
     from deeprnn.runs.locking import held, lock
 
@@ -93,9 +93,9 @@ def _held(library: Library, entry: ListedRun) -> Iterator[None]:
     if library.again(entry)["status"] == "running":
         raise Refusal(409, f"the run {entry.summary['name']} is training: stop it first")
     for folder in (entry.path, entry.path / "pretrain"):
-        if regular(_own(folder / ".lock")) and held(folder):
+        if regular(_regular(folder / ".lock")) and held(folder):
             raise Refusal(409, f"the run {entry.summary['name']} is in use: stop what uses it first")
-    with _told(entry), lock(entry.path):
+    with _explained(entry), lock(entry.path):
         yield
 
 
@@ -111,7 +111,7 @@ def _inside(library: Library, entry: ListedRun) -> None:
 
 
 @contextmanager
-def _told(entry: ListedRun) -> Iterator[None]:
+def _explained(entry: ListedRun) -> Iterator[None]:
     """What the file system or another process refuses, in words."""
     try:
         yield
@@ -121,7 +121,7 @@ def _told(entry: ListedRun) -> Iterator[None]:
         raise Refusal(409, f"the run {entry.summary['name']} cannot be changed: {reason}") from error
 
 
-def _own(path: Path) -> Path:
+def _regular(path: Path) -> Path:
     """A file that may be written: a link would lead elsewhere, a pipe would wait."""
     if os.path.lexists(path) and not regular(path):
         raise Refusal(409, f"{path.name} is not a regular file")

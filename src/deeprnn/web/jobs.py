@@ -25,14 +25,14 @@ class Seats:
     """A counted number of places; the next asker is sent away."""
 
     def __init__(self, most: int, what: str) -> None:
-        self.most, self.what, self.taken = most, what, 0
+        self.most, self.what, self.in_use = most, what, 0
 
     def take(self) -> Seat:
         """A place, to be given back; refuses when all are taken."""
-        if self.taken >= self.most:
-            raise Refusal(503, f"the server is busy with {self.taken} {self.what}: try again in a moment",
+        if self.in_use >= self.most:
+            raise Refusal(503, f"the server is busy with {self.in_use} {self.what}: try again in a moment",
                           retry_after="2")  # fmt: skip
-        self.taken += 1
+        self.in_use += 1
         return Seat(self)
 
 
@@ -45,7 +45,7 @@ class Seat:
     def leave(self) -> None:
         """Give it back."""
         if self._seats is not None:
-            self._seats.taken -= 1
+            self._seats.in_use -= 1
             self._seats = None
 
     def __enter__(self) -> Seat:

@@ -129,16 +129,16 @@ class Library:
         return self._entries or {}
 
     def _scan(self) -> dict[str, ListedRun]:
-        runs, several = [], sum(folder != SHIPPED for folder in self.folders) > 1
+        runs, several_folders = [], sum(folder != SHIPPED for folder in self.folders) > 1
         for folder in self.folders:
             for path in _walk(folder, self.limits):
                 name = path.name if path == folder else path.relative_to(folder).as_posix()
-                name = f"{folder.name}/{name}" if several and path != folder else name
+                name = f"{folder.name}/{name}" if several_folders and path != folder else name
                 id = run_id(path)
                 runs.append(ListedRun(id, path, {"id": id, "name": printable(name), **self._summary(path)}))
         runs.sort(key=lambda e: (e.summary["updated"] or "", e.summary["name"]), reverse=True)
-        there = {entry.path for entry in runs}
-        self._cache = {path: value for path, value in self._cache.items() if path.parent in there}
+        listed = {entry.path for entry in runs}
+        self._cache = {path: value for path, value in self._cache.items() if path.parent in listed}
         return {entry.id: entry for entry in runs}
 
     def _summary(self, path: Path) -> dict[str, Any]:
@@ -211,28 +211,28 @@ def _abandoned(path: Path) -> bool:
     """
     from deeprnn.runs.locking import held
 
-    near = [folder for folder in (path, *path.parents[:2]) if regular(folder / ".lock")]
+    lock_folders = [folder for folder in (path, *path.parents[:2]) if regular(folder / ".lock")]
     # A folder further up may be locked by something else altogether.
-    own = any(f == path or regular(f / "run.json") or regular(f / "population.json") for f in near)
+    is_run = any(f == path or regular(f / "run.json") or regular(f / "population.json") for f in lock_folders)
     try:
-        return own and not any(held(folder) for folder in near)
+        return is_run and not any(held(folder) for folder in lock_folders)
     except OSError:
         return False
 
 
 def _walk(folder: Path, limits: Limits) -> Iterator[Path]:
     """Folders that hold a run.json, without following links; a run may hold others (its first stages)."""
-    waiting, seen = [(folder, 0)], 0
-    while waiting and seen < limits.folders:
-        here, depth = waiting.pop()
-        seen += 1
+    waiting, visited = [(folder, 0)], 0
+    while waiting and visited < limits.folders:
+        directory, depth = waiting.pop()
+        visited += 1
         try:
-            with os.scandir(here) as items:
+            with os.scandir(directory) as items:
                 inside = sorted(islice(items, limits.folders), key=lambda item: item.name, reverse=True)
         except OSError:
             continue
         if any(item.name == "run.json" and item.is_file(follow_symlinks=False) for item in inside):
-            yield here
+            yield directory
         if depth < limits.depth:
             below = [
                 item

@@ -42,14 +42,14 @@ class Tail:
                 file.seek(self._offset)
                 new = file.read(LARGEST_METRICS)
         except (OSError, UserError):  # the run's summary tells the reason
-            gone, self._file = self._file is not None, None
-            return gone, []
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return fresh, parse_rows(whole)
+            lost, self._file = self._file is not None, None
+            return lost, []
+        lines = new[: new.rfind(b"\n") + 1]
+        self._offset += len(lines)
+        return fresh, parse_rows(lines)
 
 
-async def follow(library: Library, entry: ListedRun, pause: float = PAUSE) -> AsyncIterator[bytes]:
+async def follow(library: Library, entry: ListedRun) -> AsyncIterator[bytes]:
     """Events: `rows` and `progress` (begin anew or append), `status` when it changes, `end` when the run is over."""
     epochs, progress = Tail(entry.path / "metrics.jsonl"), Tail(entry.path / "progress.jsonl")
     status, silent = None, 0.0
@@ -68,8 +68,8 @@ async def follow(library: Library, entry: ListedRun, pause: float = PAUSE) -> As
         if not rows and (summary is None or summary["status"] != "running"):
             yield event("end", {"status": summary["status"] if summary else "gone"})
             return
-        await anyio.sleep(pause)
-        silent += pause
+        await anyio.sleep(PAUSE)
+        silent += PAUSE
         if silent >= BEAT:
             silent = 0.0
             yield b": still here\n\n"

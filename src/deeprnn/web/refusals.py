@@ -32,7 +32,7 @@ async def answer_refusal(_request: Request, error: Exception) -> Response:
 
 
 async def answer_user_error(_request: Request, error: Exception) -> Response:
-    """What the library refuses is the asker's to mend."""
+    """Answer a `UserError` as a fault of the request."""
     assert isinstance(error, UserError)
     return JSONResponse({"error": printable(str(error), 2000)}, 422)
 

@@ -18,8 +18,10 @@ class ImpatientProtocol(H11Protocol):
     for a client to take what was sent: some hundred half-open connections would keep everybody else out.
     """
 
-    _asked: asyncio.TimerHandle | None = None  # by then a whole request's head has to be here
-    _taken: asyncio.TimerHandle | None = None  # by then the client has to have taken what waits for it
+    _head_deadline: asyncio.TimerHandle | None = None  # by then a whole request's head has to be here
+    _read_deadline: asyncio.TimerHandle | None = (
+        None  # by then the client has to have taken what waits for it
+    )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The clock starts with the connection."""
@@ -33,30 +35,35 @@ class ImpatientProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """The next request has the same time again."""
-        self._asked = _cancelled(self._asked)
+        self._head_deadline = _cancelled(self._head_deadline)
         super().on_response_complete()
         self._wait_for_request()
 
     def pause_writing(self) -> None:
         """The client takes nothing, for now."""
         super().pause_writing()
-        self._taken = self._taken or self.loop.call_later(3 * self.timeout_keep_alive, self.transport.abort)
+        self._read_deadline = self._read_deadline or self.loop.call_later(
+            3 * self.timeout_keep_alive, self.transport.abort
+        )
 
     def resume_writing(self) -> None:
-        """It goes on."""
+        """The client reads again."""
         super().resume_writing()
-        self._taken = _cancelled(self._taken)
+        self._read_deadline = _cancelled(self._read_deadline)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
-        self._asked, self._taken = _cancelled(self._asked), _cancelled(self._taken)
+        """The connection is closed: cancel both deadlines."""
+        self._head_deadline, self._read_deadline = (
+            _cancelled(self._head_deadline),
+            _cancelled(self._read_deadline),
+        )
         super().connection_lost(exc)
 
     def _wait_for_request(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._asked = _cancelled(self._asked)
-        elif self._asked is None:
-            self._asked = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+            self._head_deadline = _cancelled(self._head_deadline)
+        elif self._head_deadline is None:
+            self._head_deadline = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> None:

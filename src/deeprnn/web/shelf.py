@@ -64,11 +64,11 @@ class Shelf:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.loads = limits, 0
-        self._kept: OrderedDict[str, tuple[Any, Loaded]] = OrderedDict()
+        self._models: OrderedDict[str, tuple[Any, Loaded]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._models)
 
     def get(self, entry: ListedRun) -> Loaded:
         """The loaded run; the lock is held while loading, so that fifty askers load it once."""
@@ -79,11 +79,11 @@ class Shelf:
                 raise Refusal(409, f"the run {entry.summary['name']} has no trained parameters yet: "
                                    "they appear after its first epoch")  # fmt: skip
             mark = (status.st_mtime_ns, status.st_size)
-            known = self._kept.pop(entry.id, None)
+            known = self._models.pop(entry.id, None)
             loaded = known[1] if known and known[0] == mark else self._load(entry)
-            self._kept[entry.id] = (mark, loaded)
-            while len(self._kept) > self.limits.models:
-                self._kept.popitem(last=False)
+            self._models[entry.id] = (mark, loaded)
+            while len(self._models) > self.limits.models:
+                self._models.popitem(last=False)
             return loaded
 
     def _load(self, entry: ListedRun) -> Loaded:

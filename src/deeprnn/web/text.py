@@ -53,10 +53,10 @@ def continuation(loaded: Loaded, fields: Fields, limits: Limits) -> Iterator[dic
 def _with_chances(pick: Pick) -> Pick:
     """Also tell the log-probabilities of the model itself, before temperature and top-k."""
 
-    def both(logits: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def pick_with_chances(logits: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return pick(logits, u)[0], torch.log_softmax(logits[:1], 1)
 
-    return both
+    return pick_with_chances
 
 
 def _chunks(

@@ -54,34 +54,36 @@ class Match:
 
 
 def near_duplicates(
-    mine: Pieces, theirs: Pieces, threshold: float = THRESHOLD, passages: bool = True
+    pieces: Pieces, others: Pieces, threshold: float = THRESHOLD, passages: bool = True
 ) -> list[Match]:
     """For every piece of `mine` that has a near-duplicate among `theirs`, the nearest one."""
-    held = _contained(mine, theirs) if passages else {}
+    contained = _contained(pieces, others) if passages else {}
     matches: dict[int, list[Match]] = {}
-    near = {
-        *_candidates(mine, theirs, threshold),
-        *(pair for pair, share in held.items() if share >= threshold),
+    pairs = {
+        *_candidates(pieces, others, threshold),
+        *(pair for pair, share in contained.items() if share >= threshold),
     }
-    for piece, other in sorted(near):
-        share = held.get((piece, other), 0.0)
-        similarity, semitones = _aligned(mine, piece, theirs, other, 0.0 if share >= threshold else threshold)
+    for piece, other in sorted(pairs):
+        share = contained.get((piece, other), 0.0)
+        similarity, semitones = _aligned(
+            pieces, piece, others, other, 0.0 if share >= threshold else threshold
+        )
         if similarity >= threshold or share >= threshold:
             match = Match(piece, other, similarity, semitones, share, threshold)
             matches.setdefault(piece, []).append(match)
     nearest = {
-        piece: max(several, key=lambda m: (m.similarity, m.semitones == 0, m.contained, -m.other))
-        for piece, several in matches.items()
+        piece: max(of_piece, key=lambda m: (m.similarity, m.semitones == 0, m.contained, -m.other))
+        for piece, of_piece in matches.items()
     }
     return [replace(nearest[piece], others=len(matches[piece])) for piece in sorted(matches)]
 
 
-def shared_passages(mine: Pieces, theirs: Pieces, length: int = PASSAGE) -> np.ndarray:
-    """Which frames of `mine` lie in a passage that `theirs` has, too, in whatever key: (frames,) bool."""
-    ours = _varied(mine, mine.windows(length))
-    known = np.unique(_varied(theirs, theirs.windows(length)).key)
-    at = (mine.starts[ours.piece] + ours.start)[np.isin(ours.key, known)]
-    return _covered(at, length, len(mine.values))
+def shared_passages(pieces: Pieces, others: Pieces) -> np.ndarray:
+    """Which frames of `pieces` lie in a passage that `others` have, too, in whatever key: (frames,) bool."""
+    windows = _varied(pieces, pieces.windows(PASSAGE))
+    known = np.unique(_varied(others, others.windows(PASSAGE)).key)
+    at = (pieces.starts[windows.piece] + windows.start)[np.isin(windows.key, known)]
+    return _covered(at, PASSAGE, len(pieces.values))
 
 
 def _covered(starts: np.ndarray, length: int, size: int) -> np.ndarray:
@@ -117,19 +119,19 @@ class _Index:
         return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + low[which], which
 
 
-def _candidates(mine: Pieces, theirs: Pieces, threshold: float) -> Iterator[tuple[int, int]]:
+def _candidates(pieces: Pieces, others: Pieces, threshold: float) -> Iterator[tuple[int, int]]:
     """Pairs that share enough windows of two to be as similar as the threshold asks."""
-    ours, index = mine.windows(2), _Index.of(theirs.windows(2))
-    bounds = np.searchsorted(ours.piece, np.arange(len(mine) + 1))
-    for piece in range(len(mine)):
-        longer = np.maximum(mine.lengths[piece], theirs.lengths)
+    pairs_of_frames, index = pieces.windows(2), _Index.of(others.windows(2))
+    bounds = np.searchsorted(pairs_of_frames.piece, np.arange(len(pieces) + 1))
+    for piece in range(len(pieces)):
+        longer = np.maximum(pieces.lengths[piece], others.lengths)
         least = np.maximum(1, longer - 1 - 2 * np.floor((1 - threshold) * longer + 1e-9))
-        key, count = np.unique(ours.key[bounds[piece] : bounds[piece + 1]], return_counts=True)
-        rows, which = index.rows(key)
+        key, count = np.unique(pairs_of_frames.key[bounds[piece] : bounds[piece + 1]], return_counts=True)
+        rows, queried = index.rows(key)
         shared = np.bincount(
-            index.piece[rows], np.minimum(index.count[rows], count[which]), minlength=len(theirs)
+            index.piece[rows], np.minimum(index.count[rows], count[queried]), minlength=len(others)
         )
-        ratio = np.minimum(mine.lengths[piece], theirs.lengths) / np.maximum(longer, 1)
+        ratio = np.minimum(pieces.lengths[piece], others.lengths) / np.maximum(longer, 1)
         for other in np.flatnonzero((shared >= least) & (ratio >= threshold)):
             yield piece, int(other)
 
@@ -137,13 +139,13 @@ def _candidates(mine: Pieces, theirs: Pieces, threshold: float) -> Iterator[tupl
 # ---- one pair
 
 
-def _aligned(mine: Pieces, piece: int, theirs: Pieces, other: int, threshold: float) -> tuple[float, int]:
+def _aligned(pieces: Pieces, piece: int, others: Pieces, other: int, threshold: float) -> tuple[float, int]:
     """Similarity and transposition of a pair, over the transpositions that most of their windows speak for."""
-    a, b = mine.piece(piece), theirs.piece(other)
+    a, b = pieces.piece(piece), others.piece(other)
     if not len(a) or not len(b) or len(a) * len(b) > MOST_CELLS:
         return 0.0, 0
     best = (-1.0, 0)
-    for shift in _shifts(mine, piece, theirs, other):
+    for shift in _shifts(pieces, piece, others, other):
         longer = max(len(a), len(b))
         most, moved = int((1 - threshold) * longer + 1e-9), transposed(b, shift)
         if _in_common(a, moved) < longer - most or _in_common(_twos(a), _twos(moved)) < longer - 1 - 2 * most:
@@ -164,9 +166,9 @@ def _twos(v: np.ndarray) -> np.ndarray:
     return v[:-1] * np.uint64(BASE) + v[1:]
 
 
-def _shifts(mine: Pieces, piece: int, theirs: Pieces, other: int) -> list[int]:
+def _shifts(pieces: Pieces, piece: int, others: Pieces, other: int) -> list[int]:
     """The likeliest transpositions; none at all, 0, is always among them."""
-    a, b = _lowest(mine, piece), _lowest(theirs, other)
+    a, b = _lowest(pieces, piece), _lowest(others, other)
     votes: dict[int, int] = {}
     _, mine_at, theirs_at = np.intersect1d(a[0], b[0], return_indices=True)
     for shift in (a[1][mine_at] - b[1][theirs_at]).tolist():
@@ -210,20 +212,23 @@ def _varied(pieces: Pieces, w: Windows) -> Windows:
     return Windows(w.key[keep], w.piece[keep], w.start[keep], w.lowest[keep])
 
 
-def _contained(mine: Pieces, theirs: Pieces) -> dict[tuple[int, int], float]:
+def _contained(pieces: Pieces, others: Pieces) -> dict[tuple[int, int], float]:
     """Share of a piece's frames in passages that one other piece has, where that is a fifth or more."""
-    ours, index = _varied(mine, mine.windows(PASSAGE)), _Index.of(_varied(theirs, theirs.windows(PASSAGE)))
-    bounds = np.searchsorted(ours.piece, np.arange(len(mine) + 1))
+    passages, index = (
+        _varied(pieces, pieces.windows(PASSAGE)),
+        _Index.of(_varied(others, others.windows(PASSAGE))),
+    )
+    bounds = np.searchsorted(passages.piece, np.arange(len(pieces) + 1))
     out: dict[tuple[int, int], float] = {}
-    for piece in range(len(mine)):
+    for piece in range(len(pieces)):
         part = slice(bounds[piece], bounds[piece + 1])
-        key, inverse = np.unique(ours.key[part], return_inverse=True)
-        rows, which = index.rows(key)
+        key, inverse = np.unique(passages.key[part], return_inverse=True)
+        rows, queried = index.rows(key)
         for other in np.unique(index.piece[rows]):
             hit = np.zeros(len(key), bool)
-            hit[which[index.piece[rows] == other]] = True
-            size = int(mine.lengths[piece])
-            share = float(_covered(ours.start[part][hit[inverse]], PASSAGE, size).mean())
+            hit[queried[index.piece[rows] == other]] = True
+            size = int(pieces.lengths[piece])
+            share = float(_covered(passages.start[part][hit[inverse]], PASSAGE, size).mean())
             if share >= 0.2:
                 out[piece, int(other)] = share
     return out

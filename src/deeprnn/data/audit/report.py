@@ -113,13 +113,13 @@ class Audit:
         ]
         return sorted(set(songs))
 
-    def clean(self, split: str, against: str = "train", melodies: bool = False) -> np.ndarray:
-        """Which frames or symbols of a split belong to no near-duplicate: (symbols,) bool.
+    def clean(self, split: str, melodies: bool = False) -> np.ndarray:
+        """Which frames or symbols of a split belong to no near-duplicate of the training part: (symbols,) bool.
 
         With `melodies` also to no song whose highest notes have one.
         """
         keep = np.ones(self.sizes[split], bool)
-        duplicates = self.same_melody(split, against) if melodies else self.flagged(split, against)
+        duplicates = self.same_melody(split) if melodies else self.flagged(split)
         for start, stop in self.spans[split][duplicates]:
             keep[start:stop] = False
         return keep
@@ -164,19 +164,19 @@ def audit(data: MusicData | TextData, threshold: float = THRESHOLD) -> Audit:
 def _compare_music(
     split: str, other: str, songs: Mapping[str, Pieces], tunes: Mapping[str, Pieces], threshold: float
 ) -> Comparison:
-    mine, theirs = songs[split], songs[other]
-    matches = tuple(near_duplicates(mine, theirs, threshold))
+    pieces, others = songs[split], songs[other]
+    matches = tuple(near_duplicates(pieces, others, threshold))
     melodies = tuple(near_duplicates(tunes[split], tunes[other], threshold, passages=False))
-    shared = {f"passages of {PASSAGE} frames": float(shared_passages(mine, theirs).mean())}
+    shared = {f"passages of {PASSAGE} frames": float(shared_passages(pieces, others).mean())}
     return Comparison(
         split,
         other,
-        len(mine),
-        len(mine.values),
-        int(sum(mine.lengths[m.piece] for m in matches)),
+        len(pieces),
+        len(pieces.values),
+        int(sum(pieces.lengths[m.piece] for m in matches)),
         matches,
-        {m.piece: mine.names[m.piece] for m in (*matches, *melodies)},
-        {m.other: theirs.names[m.other] for m in (*matches, *melodies)},
+        {m.piece: pieces.names[m.piece] for m in (*matches, *melodies)},
+        {m.other: others.names[m.other] for m in (*matches, *melodies)},
         shared,
         melodies,
     )
@@ -185,9 +185,9 @@ def _compare_music(
 def _compare_text(
     split: str, other: str, data: TextData, texts: Mapping[str, TextPieces], threshold: float
 ) -> Comparison:
-    mine, theirs = texts[split], texts[other]
-    lines = near_duplicates(mine.compared, theirs.compared, threshold, passages=False)
-    matches = tuple(mine.numbered(match, theirs) for match in lines)
+    pieces, others = texts[split], texts[other]
+    lines = near_duplicates(pieces.compared, others.compared, threshold, passages=False)
+    matches = tuple(pieces.numbered(match, others) for match in lines)
     shared = {
         f"{n}-grams": s for n, s in shared_ngrams(data.splits[split], data.splits[other], data.kind).items()
     }
@@ -195,12 +195,12 @@ def _compare_text(
     return Comparison(
         split,
         other,
-        len(mine.lines),
+        len(pieces.lines),
         len(data.splits[split]),
-        int(np.diff(mine.spans[flagged], axis=1).sum()),
+        int(np.diff(pieces.spans[flagged], axis=1).sum()),
         matches,
-        {m.piece: mine.lines[m.piece] for m in matches},
-        {m.other: theirs.lines[m.other] for m in matches},
+        {m.piece: pieces.lines[m.piece] for m in matches},
+        {m.other: others.lines[m.other] for m in matches},
         shared,
-        too_short=len(mine.lines) - len(mine.compared),
+        too_short=len(pieces.lines) - len(pieces.compared),
     )

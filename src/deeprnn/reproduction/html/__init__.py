@@ -42,9 +42,9 @@ def report_html(runs: Sequence[Run]) -> str:
         else f"{len(compared)} models compared"
     )
     count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
-    when = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")
+    date = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")
     body = [
-        f"<h1>{escape(title)}</h1><p class=lead>{count}, {when}</p>",
+        f"<h1>{escape(title)}</h1><p class=lead>{count}, {date}</p>",
         sections.results_table(compared),
         '<p class="quiet">Lower is better. Mean ± standard deviation over seeds; parameters are entries of weight '
         "matrices, as the paper counts them; the difference is of our test score from the paper's.</p>",
@@ -57,10 +57,10 @@ def report_html(runs: Sequence[Run]) -> str:
 
 def page(title: str, body: str) -> str:
     """A whole page of that body, with its styles and its script."""
-    here = resources.files("deeprnn.reproduction.html")
+    folder = resources.files("deeprnn.reproduction.html")
     styles = [(PARTS / name).read_text("utf-8") for name in STYLES]
-    css = "".join([*styles, here.joinpath("page.css").read_text("utf-8")])
-    script = bundle(here.joinpath("page.js").read_text("utf-8"))
+    css = "".join([*styles, folder.joinpath("page.css").read_text("utf-8")])
+    script = bundle(folder.joinpath("page.js").read_text("utf-8"))
     return (
         '<!doctype html>\n<html lang="en" data-theme="auto"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -87,9 +87,9 @@ def write_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
     from deeprnn.render.curves import comparison_png
 
     for task in dict.fromkeys(group.task for group in compared):
-        here = {group.label: group.best.metrics() for group in compared if group.task == task}
-        if len(here) > 1:
-            save(f"{_plain(task[0])}-comparison", comparison_png(here, title=f"Validation on {task[0]}"))
+        curves = {group.label: group.best.metrics() for group in compared if group.task == task}
+        if len(curves) > 1:
+            save(f"{_plain(task[0])}-comparison", comparison_png(curves, title=f"Validation on {task[0]}"))
     return written
 
 
@@ -103,18 +103,18 @@ def _figures_of(group: Group, save) -> None:
     rows = group.best.metrics()
     save(f"{name}-curves", curves_png(rows, title=title, metric=group.metric, paper=group.paper))
     save(f"{name}-model", model_png(group.spec))
-    seen = predict(group.best)
-    if isinstance(seen, PiecePrediction):
+    prediction = predict(group.best)
+    if isinstance(prediction, PiecePrediction):
         grid = group.best.grid
         save(
             f"{name}-test-piece",
             pianoroll_png(
-                seen.frames,
-                probabilities=seen.probabilities,
+                prediction.frames,
+                probabilities=prediction.probabilities,
                 steps_per_beat=grid.steps_per_beat if grid else 4,
                 low=grid.low if grid else 21,
                 title=f"{title}: what was expected, and what came",
-                subtitle=seen.name,
+                subtitle=prediction.name,
             ),
         )
 

@@ -59,8 +59,8 @@ class Group:
         """What a reader must know of some of the runs: 1 of 5 cut off by time."""
         from deeprnn.runs.summary import summary
 
-        told = [mark for run in self.runs for mark in summary(run)["marks"]]
-        return tuple(f"{told.count(mark)} of {len(self.runs)} {mark}" for mark in dict.fromkeys(told))
+        marks = [mark for run in self.runs for mark in summary(run)["marks"]]
+        return tuple(f"{marks.count(mark)} of {len(self.runs)} {mark}" for mark in dict.fromkeys(marks))
 
     def mean(self, split: str) -> tuple[float, float] | None:
         """Mean and standard deviation over seeds; the deviation of one run is 0."""

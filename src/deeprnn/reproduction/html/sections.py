@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deeprnn.generation.outputs import Music, Text
-from deeprnn.model.structure import equations, short_count
+from deeprnn.model.notation import equations, short_count
 from deeprnn.render.browser import encode_probabilities, to_lists
 from deeprnn.render.curves import series
 from deeprnn.render.model_diagram import model_svg
@@ -52,8 +52,8 @@ def results_table(groups: Sequence[Group]) -> str:
         ]
         out.append("</tr>")
     remarks = [f"{MARK} {g.label} on {g.data}: {'; '.join(g.marks)}" for g in groups if g.marks]
-    told = "".join(f'<p class="quiet">{escape(remark)}</p>' for remark in remarks)
-    return '<div class="wide">' + "".join([*out, "</tbody></table></div>", told])
+    paragraphs = "".join(f'<p class="quiet">{escape(remark)}</p>' for remark in remarks)
+    return '<div class="wide">' + "".join([*out, "</tbody></table></div>", paragraphs])
 
 
 def spread(value: tuple[float, float] | None) -> str:
@@ -79,9 +79,11 @@ def difference(test: tuple[float, float] | None, paper: float | None) -> str:
 def is_best(group: Group, groups: Sequence[Group]) -> bool:
     """Whether a group has the lowest test score among several on the same data."""
     rivals = [g for g in groups if g.task == group.task and g.mean("test") is not None]
-    own = group.mean("test")
+    score = group.mean("test")
     return (
-        len(rivals) > 1 and own is not None and own[0] == min(m[0] for g in rivals if (m := g.mean("test")))
+        len(rivals) > 1
+        and score is not None
+        and score[0] == min(m[0] for g in rivals if (m := g.mean("test")))
     )
 
 
@@ -101,14 +103,14 @@ def comparison(groups: Sequence[Group]) -> str:
     """For each data set with several models: validation curves together, and size against quality."""
     out = []
     for task in dict.fromkeys(group.task for group in groups):
-        here = [group for group in groups if group.task == task]
-        if len(here) < 2:
+        of_task = [group for group in groups if group.task == task]
+        if len(of_task) < 2:
             continue
-        metric = here[0].metric
-        lines = [line(g.label, g.best.metrics(), "valid", f"s{i % 8}") for i, g in enumerate(here)]
+        metric = of_task[0].metric
+        lines = [line(g.label, g.best.metrics(), "valid", f"s{i % 8}") for i, g in enumerate(of_task)]
         sized = [
             {"name": g.label, "class": f"s{i % 8}", "dots": True, "points": [[g.weights, *m, g.label]]}
-            for i, g in enumerate(here)
+            for i, g in enumerate(of_task)
             if (m := g.mean("test") or g.mean("valid"))
         ]
         curves_chart = {"series": lines, "label": "Validation curves", "legend": True, "y": metric}
@@ -179,33 +181,35 @@ def curves(group: Group) -> str:
 
 def prediction(run: Run) -> str:
     """What the model expected of a test piece, against what came."""
-    seen = predict(run)
+    expected = predict(run)
     head = "<h3>What the model expected, and what came</h3>"
-    if isinstance(seen, str):
-        return f'{head}<p class="quiet">{escape(seen)}</p>'
-    if isinstance(seen, PiecePrediction):
+    if isinstance(expected, str):
+        return f'{head}<p class="quiet">{escape(expected)}</p>'
+    if isinstance(expected, PiecePrediction):
         steps, low = (run.grid.steps_per_beat, run.grid.low) if run.grid else (4, 21)
-        surprise = [[t, round(float(nats), 3)] for t, nats in enumerate(seen.surprise, 1)]
+        surprise = [[t, round(float(nats), 3)] for t, nats in enumerate(expected.surprise, 1)]
         strip = {"series": [{"name": "surprise", "class": "valid", "points": surprise, "whole": True}],
                  "height": 140, "label": "Surprise", "x": "frame", "y": "nats"}  # fmt: skip
-        given = ", each given the notes below it in its chord" if seen.chain else ""
+        condition = ", each given the notes below it in its chord" if expected.chain else ""
         return (
-            f'{head}<p class="quiet">{escape(seen.name)}, not trained on: the notes that came over the glow of '
-            f"the probabilities given to them one frame before{given}. Below, nats of surprise per frame (mean "
-            f"{float(seen.surprise.mean()):.2f}).</p>"
-            f"{roll(seen.frames, seen.probabilities, steps, low, 'A test piece')}{part('chart', strip)}"
+            f'{head}<p class="quiet">{escape(expected.name)}, not trained on: the notes that came over the glow of '
+            f"the probabilities given to them one frame before{condition}. Below, nats of surprise per frame (mean "
+            f"{float(expected.surprise.mean()):.2f}).</p>"
+            f"{roll(expected.frames, expected.probabilities, steps, low, 'A test piece')}{part('chart', strip)}"
         )
-    told = (
+    legend = (
         "Text not trained on; the redder, the more surprised. Point at a symbol for the model's favourites."
     )
-    return f'{head}<p class="quiet">{told}</p>{surprised(seen)}'
+    return f'{head}<p class="quiet">{legend}</p>{surprised(expected)}'
 
 
-def surprised(seen: TextPrediction) -> str:
+def surprised(prediction: TextPrediction) -> str:
     """Text with every symbol coloured by its surprise."""
     out = []
-    words = any(len(symbol) > 1 and symbol != "<unk>" for symbol in seen.symbols)
-    for symbol, bits, favourites in zip(seen.symbols, seen.surprise, seen.favourites, strict=True):
+    words = any(len(symbol) > 1 and symbol != "<unk>" for symbol in prediction.symbols)
+    for symbol, bits, favourites in zip(
+        prediction.symbols, prediction.surprise, prediction.favourites, strict=True
+    ):
         strength = min(0.85, max(0.0, bits) / (16 if words else 9))
         best = ", ".join(f"{show(name)} {100 * p:.0f} %" for name, p in favourites)
         shown = "\n" if symbol in ("\n", "<eos>") else symbol + (" " if words else "")

@@ -6,14 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deeprnn.model import paper
-from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction import statistics
 from deeprnn.reproduction.deviations import marks_of
 from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.study.jobs import Candidate, Runs, chosen, has_diverged, ranking
 from deeprnn.reproduction.study.plan_file import Contender, Study, Trial, member_key, members
-from deeprnn.runs.summary import MARK
 
 
 @dataclass(frozen=True)
@@ -157,19 +154,19 @@ def results(study: Study, runs: Runs) -> Results:
     """From the ledger to answers; a comparison is made when all its runs are there."""
     scores = tuple(_score(study, contender, data, runs) for contender, data in study.entrants())
     by = {(s.contender.family, s.contender.name, s.data): s for s in scores}
-    asked: list[tuple[Score, Score] | None] = []
+    questions: list[tuple[Score, Score] | None] = []
     unanswered, void = [], []
     for family in study.families:
         for data in family.data:
-            here = [s for s in scores if (s.contender.family, s.data) == (family.name, data)]
-            tested, control = (best_of([s for s in here if s.contender.tested is t]) for t in (True, False))
-            missing = sum(s.missing for s in here)
-            asked.append((tested, control) if tested and control and not missing else None)
+            rivals = [s for s in scores if (s.contender.family, s.data) == (family.name, data)]
+            tested, control = (best_of([s for s in rivals if s.contender.tested is t]) for t in (True, False))
+            missing = sum(s.missing for s in rivals)
+            questions.append((tested, control) if tested and control and not missing else None)
             if missing:
                 unanswered.append(
-                    f"{data}, {family.name}: {missing} of {sum(s.wanted for s in here)} runs are missing"
+                    f"{data}, {family.name}: {missing} of {sum(s.wanted for s in rivals)} runs are missing"
                 )
-            elif asked[-1] is None:
+            elif questions[-1] is None:
                 sides = ((study.tested, tested), (study.control, control))
                 words = " and every ".join(word for word, best in sides if best is None)
                 void.append(f"{data}, {family.name}: every {words} contender is lost")
@@ -178,11 +175,10 @@ def results(study: Study, runs: Runs) -> Results:
     for (family, _, tested), (other, _, control) in named:
         sets = next(f.data for f in study.families if f.name == family)
         for data in sets:
-            one, two = by.get((family, tested, data)), by.get((other, control, data))
-            ready = one and two and all(s.whole and not s.lost for s in (one, two))
-            pairs.append((one, two) if one and two and ready else None)
+            sides = by.get((family, tested, data)), by.get((other, control, data))
+            pairs.append(sides if all(s and s.whole and not s.lost for s in sides) else None)
     return Results(
-        study, scores, _answers(asked, study), _answers(pairs, study), tuple(unanswered), tuple(void)
+        study, scores, _answers(questions, study), _answers(pairs, study), tuple(unanswered), tuple(void)
     )
 
 
@@ -190,15 +186,15 @@ def _score(study: Study, contender: Contender, data: str, runs: Runs) -> Score:
     winner, wanted, least = chosen(study, contender, data, runs), len(study.seeds), study.least_seeds
     if winner is None or winner.hopeless:
         return Score(contender, data, None, (), wanted, least=least, hopeless=winner is not None)
-    both = members(study, contender, data, winner.trial, final=True)
-    seeds = [runs.entries.get(member_key(recipe)) for recipe, _ in both]
+    recipes = members(study, contender, data, winner.trial, final=True)
+    seeds = [runs.entries.get(member_key(recipe)) for recipe, _ in recipes]
     return Score(
         contender,
         data,
         winner.trial,
         tuple(e for e in seeds if e is not None),
         wanted,
-        diverged=sum(has_diverged(runs, *pair) for pair in both),
+        diverged=sum(has_diverged(runs, *pair) for pair in recipes),
         least=least,
         edges=_edges(study.family(contender).grid, winner.trial),
         ahead=_ahead(ranking(study, contender, data, runs)),
@@ -215,9 +211,9 @@ def _searched(study: Study, contender: Contender, data: str, runs: Runs) -> Iter
 
 def _edges(grid: Mapping[str, Sequence[Any]], trial: Trial) -> tuple[str, ...]:
     """Zero is no edge: nothing lies below it."""
-    several = {name: values for name, values in grid.items() if len(set(values)) > 1}
+    searched = {name: values for name, values in grid.items() if len(set(values)) > 1}
     return tuple(
-        name for name, values in several.items() if trial[name] in (min(values), max(values)) and trial[name]
+        name for name, values in searched.items() if trial[name] in (min(values), max(values)) and trial[name]
     )
 
 
@@ -233,106 +229,12 @@ def best_of(scores: Sequence[Score]) -> Score | None:
     return min(standing, key=lambda s: statistics.mean(s.values("valid")), default=None)
 
 
-def _answers(asked: Sequence[tuple[Score, Score] | None], study: Study) -> tuple[Answer, ...]:
+def _answers(comparisons: Sequence[tuple[Score, Score] | None], study: Study) -> tuple[Answer, ...]:
     """Holm's correction counts every comparison of the plan; those that wait count as if they showed nothing."""
-    tests = [None if both is None else statistics.welch(both[0].values(), both[1].values()) for both in asked]
+    tests = [pair and statistics.welch(pair[0].values(), pair[1].values()) for pair in comparisons]
     corrected = statistics.holm([1.0 if test is None or test.p is None else test.p for test in tests])
     return tuple(
-        Answer(both[0].data, *both, test, p, study.level)
-        for both, test, p in zip(asked, tests, corrected, strict=True)
-        if both is not None and test is not None and test.interval is not None and p is not None
+        Answer(pair[0].data, *pair, test, p, study.level)
+        for pair, test, p in zip(comparisons, tests, corrected, strict=True)
+        if pair is not None and test is not None and test.interval is not None and p is not None
     )
-
-
-# ---- words
-
-
-def text(outcome: Results) -> str:
-    """The study for a person: the answers, the scores behind them, what is missing."""
-    study = outcome.study
-    lines = [study.question, ""]
-    asked = len(outcome.answers) + len(outcome.open) + len(outcome.void)
-    lines += [f"  {_told(answer, study)}" for answer in outcome.answers]
-    lines += [f"  not answered: {line}" for line in (*outcome.open, *outcome.void)]
-    shown = sum(answer.verdict == "yes" for answer in outcome.answers)
-    lines += [
-        "",
-        f"Answered yes: {shown} of {asked}. Of each side the contender that is best on validation; test results of "
-        f"{len(study.seeds)} new seeds each, Welch's t-test, Holm's correction over {asked}, level {study.level:g}.",
-    ]
-    if outcome.pairs:
-        lines += ["", "Pairs that the plan names (corrected among themselves):"]
-        lines += [f"  {_told(answer, study)}" for answer in outcome.pairs]
-    lines += ["", "Scores on test, mean ± standard deviation over seeds, and what was chosen:"]
-    lines += [f"  {_scored(score)}" for score in outcome.scores]
-    lines += remarks(outcome.scores)
-    return "\n".join(lines)
-
-
-def _told(answer: Answer, study: Study) -> str:
-    value, low, high = answer.percent
-    effect = answer.test.effect
-    size = "" if effect is None else f", g = {effect.value:.2f} [{effect.low:.2f}, {effect.high:.2f}]"
-    words = {"yes": "yes", "no": "no, not shown", "no: worse": f"no, {study.tested} is worse"}[answer.verdict]
-    sides = f"{label(answer.tested)} against {label(answer.control)}"
-    return (
-        f"{answer.data}: {words}: {sides} {value:+.2f} % [{low:+.2f}, {high:+.2f}], p = {answer.p:.2g}{size}"
-    )
-
-
-def label(score: Score) -> str:
-    """A contender's name; where seeds diverged, of how many its number is; a mark where `marks` says something."""
-    left_out = f" ({score.diverged} of {score.wanted} seeds diverged)" if score.diverged else ""
-    return score.contender.label + left_out + MARK * bool(score.marks)
-
-
-def remarks(scores: Sequence[Score]) -> list[str]:
-    """What the mark stands for, contender by contender."""
-    return [
-        f"{MARK} {s.data}, {s.contender.family}, {s.contender.label}: {'; '.join(s.marks)}"
-        for s in scores
-        if s.marks
-    ]
-
-
-def _scored(score: Score) -> str:
-    place = f"{score.data} {score.contender.family} {score.contender.label}"
-    if score.hopeless:
-        return f"{place}: lost: every trial diverged"
-    if score.trial is None:
-        return f"{place}: the search is not finished"
-    told = ", ".join(f"{_field(name)} {_shown(value)}" for name, value in score.trial.items())
-    told = f"{told or 'as the recipe is'}{_margin(score)}"
-    diverged = f", {score.diverged} of {score.wanted} seeds diverged" if score.diverged else ""
-    if score.lost:
-        diverged += f": lost, fewer than {score.least} can have a result"
-    if not score.entries:
-        return f"{place}: no seed yet{diverged} ({told})"
-    values = score.values()
-    unit = HEADLINE[score.entries[0].kind].name
-    missing = "" if score.whole else f", {score.missing} seeds missing"
-    return (
-        f"{place}: {statistics.plus_minus(values, 3)}{MARK * bool(score.marks)} {unit}, "
-        f"{len(values)} seeds{missing}{diverged} ({told})"
-    )
-
-
-def _margin(score: Score) -> str:
-    """How sure the choice was: the runner-up's distance on validation, and values at the edge of the grid."""
-    told = "" if score.ahead is None else f"; {score.ahead:.2g} ahead of the runner-up on validation"
-    return told + (f"; at the edge of its grid: {', '.join(map(_field, score.edges))}" if score.edges else "")
-
-
-def _field(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
-
-
-def title(data: str) -> str:
-    """A data set's name in a figure."""
-    from deeprnn.reproduction.tables import TITLES
-
-    return TITLES[data] if data in paper.INPUTS else data

@@ -17,12 +17,13 @@ from deeprnn.reproduction.entries import Entry
 from deeprnn.reproduction.identity import identity
 from deeprnn.reproduction.job import Say
 from deeprnn.reproduction.plan import find_member
-from deeprnn.reproduction.run import Settings, data_of
+from deeprnn.reproduction.runner import Settings
 from deeprnn.reproduction.study.analysis import results
 from deeprnn.reproduction.study.jobs import Runs
 from deeprnn.reproduction.study.plan_file import Study
 from deeprnn.runs.folder import Run
 from deeprnn.training.dynamic import RATES, dynamic_evaluation, tuned
+from deeprnn.training.loading import load_data_once
 
 FILE = "dynamic.json"
 
@@ -38,7 +39,7 @@ def read_dynamic(ledger: Path) -> dict[str, dict[str, float]]:
         raise UserError(f"{path} holds no dynamic scores: {error!r:.80}; remove it to score again") from None
 
 
-def wanted(study: Study, runs: Runs, ledger: Path) -> list[Entry]:
+def unscored(study: Study, runs: Runs, ledger: Path) -> list[Entry]:
     """Final runs in rows with such a goal that are not scored yet."""
     rows = {(goal.family, goal.data) for goal in study.goals if goal.dynamic}
     if not rows:
@@ -52,23 +53,23 @@ def score_dynamic(
     study: Study, runs: Runs, settings: Settings, ledger: Path, say: Say, over: Callable[[], bool]
 ) -> int:
     """Score what is wanted and whose folder is here, until the time is over; how many are left."""
-    left = wanted(study, runs, ledger)
-    for entry in list(left):
+    entries = unscored(study, runs, ledger)
+    for entry in list(entries):
         home = find_member(settings.root, identity(entry.recipe), entry.seed)
         if home is None:
             say(f"{entry.path.name}: its run folder is not in {settings.root}: no dynamic evaluation")
             continue
         if over():
             break
-        began, data = time.monotonic(), data_of(entry.recipe.data)
+        began, data = time.monotonic(), load_data_once(entry.recipe.data)
         model = Run(home).model().to(settings.device)
         best, _ = tuned(model, data, RATES, chunk=entry.recipe.data.chunk)
         options = {"rate": best.rate, "decay": best.decay, "chunk": entry.recipe.data.chunk}
         test = dynamic_evaluation(model, data, "test", **options)
         row = {"entry": entry.path.name, **options, "valid": best.valid, "test": test}
         write_json(ledger / FILE, [*read_dynamic(ledger).values(), row])
-        left.remove(entry)
+        entries.remove(entry)
         say(
             f"{entry.path.name}: dynamic evaluation at rate {best.rate:g} in {time.monotonic() - began:.0f} s"
         )
-    return len(left)
+    return len(entries)

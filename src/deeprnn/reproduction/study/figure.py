@@ -5,7 +5,8 @@ from __future__ import annotations
 from textwrap import fill
 
 from deeprnn.render.style import INK, PAPER_LINE, RULE, SERIES, SOFT, dress, new_figure, png_bytes
-from deeprnn.reproduction.study.analysis import Answer, Results, label, remarks, title
+from deeprnn.reproduction.study.analysis import Answer, Results
+from deeprnn.reproduction.study.report import label, remarks, title
 
 COLOURS = {"yes": SERIES[0], "no": SOFT, "no: worse": SERIES[1]}
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from deeprnn.model.metrics import HEADLINE
 from deeprnn.reproduction.layout import markdown_table
 from deeprnn.reproduction.statistics import mean, plus_minus
-from deeprnn.reproduction.study.analysis import Answer, Results, Score, label, remarks, results, title
+from deeprnn.reproduction.study.analysis import Answer, Results, Score, results
 from deeprnn.reproduction.study.dynamic import read_dynamic
 from deeprnn.reproduction.study.jobs import Runs
 from deeprnn.reproduction.study.plan_file import Contender, Goal, Study, member_key, members, read_study
+from deeprnn.reproduction.study.report import label, remarks, title
 from deeprnn.reproduction.study.run import check_plan, read_runs
 
 PLAN, STUDIES = "beyond", Path("results/studies")
@@ -41,18 +42,18 @@ def table(study: Study, ledger: Path) -> str:
 
 
 def _cells(goal: Goal, outcome: Results, runs: Runs, dynamic: Mapping[str, Any]) -> list[str]:
-    here = [s for s in outcome.scores if (s.contender.family, s.data) == (goal.family, goal.data)]
-    sides = [[s for s in here if s.contender.tested is side] for side in (False, True)]
+    scores = [s for s in outcome.scores if (s.contender.family, s.data) == (goal.family, goal.data)]
+    sides = [[s for s in scores if s.contender.tested is side] for side in (False, True)]
     twins = [_twin(side, goal, dynamic) for side in sides]
     answer = next((a for a in outcome.answers if _answers(a, goal)), None)
-    told = [_side(twin, side, outcome.study, runs) for twin, side in zip(twins, sides, strict=True)]
+    side_texts = [_side(twin, side, outcome.study, runs) for twin, side in zip(twins, sides, strict=True)]
     targets = ", then ".join(f"≤ {value:g}" for value in goal.goal)
     scored = all(twin or all(s.lost for s in side) for twin, side in zip(twins, sides, strict=True))
     return [
         goal.title or title(goal.data),
         goal.known,
         targets,
-        *told,
+        *side_texts,
         _reached(goal, [twin for twin in twins if twin]) if scored else "",
         "" if answer is None or goal.dynamic else f"{answer.verdict} (p = {answer.p:.2g})",
     ]
@@ -114,12 +115,12 @@ OTHER = {"nats_per_frame_sequence_average": "by song", "nats_per_frame_without_f
 
 def _other_averages(score: Score) -> str:
     tests = [entry.raw["result"]["test"] for entry in score.entries]
-    told = [
+    averages = [
         f"{name} {mean([t[key] for t in tests]):.3f}"
         for key, name in OTHER.items()
         if all(key in t for t in tests)
     ]
-    return f" ({', '.join(told)})" if told else ""
+    return f" ({', '.join(averages)})" if averages else ""
 
 
 def trained(study: Study, contender: Contender, data: str, runs: Runs) -> int:
@@ -145,7 +146,7 @@ def _state(outcome: Results, runs: Runs) -> str:
     count, study = len(runs.entries), outcome.study
     if not count:
         return f"Nothing of this plan has been run yet (`deeprnn reproduce --study {study.name} --plan`)."
-    asked = len(outcome.answers) + len(outcome.open) + len(outcome.void)
-    return f"{len(outcome.answers)} of {asked} rows are whole, by {count} runs." + (
+    rows = len(outcome.answers) + len(outcome.open) + len(outcome.void)
+    return f"{len(outcome.answers)} of {rows} rows are whole, by {count} runs." + (
         f" Open: {'; '.join((*outcome.open, *outcome.void))}." if outcome.open or outcome.void else ""
     )

@@ -33,8 +33,8 @@ class Runs:
 
     def ended(self, recipe: Recipe, stage: Recipe | None) -> bool:
         """Whether nothing is left to train of a member, its first stage's end included."""
-        both = (recipe,) if stage is None else (recipe, stage)
-        return member_key(recipe) in self.entries or any(member_key(r) in self.diverged for r in both)
+        recipes = (recipe,) if stage is None else (recipe, stage)
+        return member_key(recipe) in self.entries or any(member_key(r) in self.diverged for r in recipes)
 
 
 def has_diverged(runs: Runs, recipe: Recipe, stage: Recipe | None) -> bool:
@@ -58,8 +58,8 @@ def ranking(study: Study, contender: Contender, data: str, runs: Runs) -> list[C
     """The trials that have ended with a result, best first; one that diverged at any search seed has none."""
     trials = []
     for trial in study.family(contender).trials:
-        both = members(study, contender, data, trial)
-        entries = [runs.entries.get(member_key(recipe)) for recipe, _ in both]
+        recipes = members(study, contender, data, trial)
+        entries = [runs.entries.get(member_key(recipe)) for recipe, _ in recipes]
         if None not in entries:
             trials.append(Candidate(trial, statistics.mean([e.value("valid") for e in entries if e])))
     return sorted(trials, key=lambda candidate: candidate.cost)
@@ -82,45 +82,45 @@ class Planner:
         self.known: dict[Recipe, Job] = {}
 
     def search(self, contender: Contender, data: str) -> None:
-        """What is left of a contender's trials."""
+        """Add jobs for what is left of a contender's trials."""
         trials = self.study.family(contender).trials
-        wanted = [pair for trial in trials for pair in members(self.study, contender, data, trial)]
-        self._add(f"{data}/{contender.name}", wanted, "search")
+        recipes = [pair for trial in trials for pair in members(self.study, contender, data, trial)]
+        self._add(f"{data}/{contender.name}", recipes, "search")
 
     def final(self, contender: Contender, data: str, trial: Trial) -> None:
-        """What is left of the new seeds."""
-        wanted = members(self.study, contender, data, trial, final=True)
-        self._add(f"{data}/{contender.name}", wanted, "seeds")
+        """Add jobs for what is left of a contender's final seeds."""
+        recipes = members(self.study, contender, data, trial, final=True)
+        self._add(f"{data}/{contender.name}", recipes, "seeds")
 
-    def _add(self, name: str, wanted: Sequence[tuple[Recipe, Recipe | None]], phase: str) -> None:
-        left = [pair for pair in wanted if not self.runs.ended(*pair)]
-        stages = [stage for _, stage in left if stage is not None and self._untrained(stage)]
+    def _add(self, name: str, recipes: Sequence[tuple[Recipe, Recipe | None]], phase: str) -> None:
+        unfinished = [pair for pair in recipes if not self.runs.ended(*pair)]
+        stages = [stage for _, stage in unfinished if stage is not None and self._untrained(stage)]
         self._populations(
             f"{name}-first-stage", [(stage, None) for stage in stages], f"first stage of {name}, {phase}"
         )
-        self._populations(f"{name}-{phase}", left, phase)
+        self._populations(f"{name}-{phase}", unfinished, phase)
 
     def _untrained(self, stage: Recipe) -> bool:
         known = member_key(stage) in self.known
         return not known and (identity(stage), stage.seeds[0]) not in self.trained
 
-    def _populations(self, name: str, left: Sequence[tuple[Recipe, Recipe | None]], why: str) -> None:
+    def _populations(self, name: str, recipes: Sequence[tuple[Recipe, Recipe | None]], why: str) -> None:
         """Members that train in lockstep as one job: seeds and rates, where order and first stages allow it."""
         groups: dict[Any, list[tuple[Recipe, Recipe | None]]] = {}
-        for recipe, stage in left:
+        for recipe, stage in recipes:
             if member_key(recipe) not in self.known:
                 groups.setdefault(_group(recipe, stage), []).append((recipe, stage))
-        for both in groups.values():
-            recipe, stage = both[0]
-            seeds = sorted({r.seeds[0] for r, _ in both})
-            rates = sorted({r.optimiser.rate for r, _ in both})
+        for group in groups.values():
+            recipe, stage = group[0]
+            seeds = sorted({r.seeds[0] for r, _ in group})
+            rates = sorted({r.optimiser.rate for r, _ in group})
             grid = {"rates": rates} if len(rates) > 1 else {"optimiser.rate": rates[0]}
-            whole = override(recipe, {"seeds": seeds, **grid})
+            population = override(recipe, {"seeds": seeds, **grid})
             first = None if stage is None else override(stage, {"seeds": seeds})
-            job = Job(name, whole, self._needed(first), first, why)
+            job = Job(name, population, self._needed(first), first, why)
             job.name = f"{name}-{job.identity}" + (f"-{seeds[0]}" if not _packs(recipe) else "")
-            for several in member_recipes(whole).values():
-                self.known |= {member_key(member): job for member in several}
+            for seed_members in member_recipes(population).values():
+                self.known |= {member_key(member): job for member in seed_members}
             self.plan.jobs.append(job)
 
     def _needed(self, stage: Recipe | None) -> Job | None:
@@ -144,16 +144,16 @@ def _packs(recipe: Recipe) -> bool:
     spec = model_spec(recipe)
     if spec is None:
         return True
-    one, two = (loop_of(spec, recipe.data.lanes, members) for members in (1, 2))
-    return two.small_kernels is None and two.step < 2 * one.step
+    alone, together = (loop_of(spec, recipe.data.lanes, members) for members in (1, 2))
+    return together.small_kernels is None and together.step < 2 * alone.step
 
 
 def _group(recipe: Recipe, stage: Recipe | None) -> Any:
     """Equal for members of one population. A first stage has one rate, so that its second has, too."""
     if not _packs(recipe):
         return recipe
-    same = {"seeds": [0]} if stage is not None else {"seeds": [0], RATE: 1.0}
-    return override(recipe, same), None if stage is None else replace(stage, seeds=(0,))
+    erased = {"seeds": [0]} if stage is not None else {"seeds": [0], RATE: 1.0}
+    return override(recipe, erased), None if stage is None else replace(stage, seeds=(0,))
 
 
 def study_plan(

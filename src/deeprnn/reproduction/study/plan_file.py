@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deeprnn.cells import lookup
-from deeprnn.errors import UserError, nearest
+from deeprnn.errors import UserError, did_you_mean
 from deeprnn.reproduction.identity import identity
 from deeprnn.training.pretrain import first_stage
 from deeprnn.training.recipe import Recipe, SavePart, load_recipe, override
@@ -112,8 +112,7 @@ class Study:
         for word in only:
             if not any(_is_named(c, data, word) for c, data in out):
                 known = [*dict.fromkeys(data for _, data in out), *(f.name for f in self.families)]
-                near = nearest(word.partition("/")[0], known)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                hint = did_you_mean(word.partition("/")[0], known)
                 raise UserError(
                     f"--only {word!r} names nothing of the study {self.name}{hint}: use {', '.join(known)}, "
                     "family/data or family/data/contender"
@@ -126,13 +125,13 @@ class Study:
 
         Recipes count by their identity, which a new field with a default leaves as it is; a user's cell by its file.
         """
-        members_of_all = [
+        pairs = [
             recipes_of(self, contender, data, trial)
             for contender, data in self.entrants()
             for trial in self.family(contender).trials
         ]
-        recipes = json.dumps([identity(*both) for both in members_of_all])
-        code = b"".join(map(lookup.code, sorted({recipe.model.cell for recipe, _ in members_of_all})))
+        recipes = json.dumps([identity(*recipe_and_stage) for recipe_and_stage in pairs])
+        code = b"".join(map(lookup.code, sorted({recipe.model.cell for recipe, _ in pairs})))
         return hashlib.sha256(self.path.read_bytes() + recipes.encode() + code).hexdigest()
 
 
@@ -163,7 +162,7 @@ def recipes_of(
     """The recipes of a contender's first seed, and of its first stage, which never scores test."""
     family = study.family(contender)
     shared = {**family.settings, **family.by_data.get(data, {})}
-    own = {**contender.settings, **contender.by_data.get(data, {})}
+    of_contender = {**contender.settings, **contender.by_data.get(data, {})}
     seeds = list((study.seeds if final else study.search_seeds)[:1])
     # A trial that diverges must end alone, not with the population it trains in.
     fixed = {
@@ -173,7 +172,9 @@ def recipes_of(
         "model.kind": contender.name,
         "evaluation.test": final,
     }
-    recipe = override(load_recipe(contender.recipe.format(data=data)), {**shared, **own, **trial, **fixed})
+    recipe = override(
+        load_recipe(contender.recipe.format(data=data)), {**shared, **of_contender, **trial, **fixed}
+    )
     if contender.length != 1:
         epochs = round(contender.length * recipe.stop.epochs)
         recipe = override(recipe, {"stop.epochs": epochs})
@@ -208,8 +209,7 @@ def read_study(name_or_path: str) -> Study:
     known = packaged_studies()
     path = Path(name_or_path) if name_or_path.endswith(".toml") else known.get(name_or_path)
     if path is None or not path.is_file():
-        near = nearest(name_or_path, list(known))
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name_or_path, known)
         raise UserError(
             f"no study {name_or_path!r}{hint}: known are {', '.join(known)}, or give a .toml file"
         )

@@ -16,15 +16,17 @@ from deeprnn.files import write_json
 from deeprnn.reproduction.entries import FOLDER, Entry, read_ledger
 from deeprnn.reproduction.job import Say
 from deeprnn.reproduction.plan import Job, member_recipes
-from deeprnn.reproduction.run import Outcome, Settings, minutes, run_plan
+from deeprnn.reproduction.run import minutes, run_plan
+from deeprnn.reproduction.runner import Outcome, Settings
 from deeprnn.reproduction.study.dynamic import score_dynamic
 from deeprnn.reproduction.study.jobs import Runs, study_plan
 from deeprnn.reproduction.study.plan_file import Study
 from deeprnn.reproduction.times import estimate, makespan, ordered
-from deeprnn.runs.folder import Run, now
+from deeprnn.runs.folder import Run
 from deeprnn.runs.locking import lock
 from deeprnn.runs.provenance import commit, has_changes
-from deeprnn.training import saving
+from deeprnn.runs.run_files import now
+from deeprnn.training import run_folders
 from deeprnn.training.members import members_of
 from deeprnn.training.recipe import DataPart, Recipe, override
 
@@ -126,8 +128,8 @@ def describe_study(study: Study, settings: Settings, ledger: Path) -> str:
         return "\n".join([*lines, "nothing is left to run"])
     lines.append(f"left on {settings.device} (estimated; one after another, the shortest row first):")
     lines += _rows_left(study, runs, settings)
-    whole = makespan(ordered(plan.jobs), settings.jobs, settings.device)
-    lines.append(f"in all {minutes(whole)} with {settings.jobs} at once")
+    seconds = makespan(ordered(plan.jobs), settings.jobs, settings.device)
+    lines.append(f"in all {minutes(seconds)} with {settings.jobs} at once")
     if undecided:
         lines.append(
             f"(the seeds of {undecided} contenders, not chosen yet, by their first trial's settings)"
@@ -139,7 +141,7 @@ def _rows_left(study: Study, runs: Runs, settings: Settings) -> list[str]:
     """A line for each family and data set; a first stage that two of them share counts in both."""
     rows = dict.fromkeys((c.family, data) for c, data in study.entrants(settings.only))
     named = {(c.family, data, c.name) for c, data in study.entrants(settings.only)}
-    left = []
+    rows_left = []
     for family, data in rows:
         only = [f"{f}/{d}/{name}" for f, d, name in named if (f, d) == (family, data)]
         jobs = study_plan(study, runs, settings.root, only, ahead=True)[0].jobs
@@ -149,10 +151,15 @@ def _rows_left(study: Study, runs: Runs, settings: Settings) -> list[str]:
         for job in jobs:
             phase = phases["seeds" if job.why.endswith("seeds") else "search"]
             phase[0], phase[1] = phase[0] + 1, phase[1] + job.expected
-        told = ", ".join(f"{name} {count} populations {minutes(s)}" for name, (count, s) in phases.items())
-        left.append((sum(s for _, s in phases.values()), f"{family}/{data}", told))
-    width = max(len(name) for _, name, _ in left)
-    return [f"  {name:<{width}}  {minutes(whole):>8}: {told}" for whole, name, told in sorted(left)]
+        phases_text = ", ".join(
+            f"{name} {count} populations {minutes(s)}" for name, (count, s) in phases.items()
+        )
+        rows_left.append((sum(s for _, s in phases.values()), f"{family}/{data}", phases_text))
+    width = max(len(name) for _, name, _ in rows_left)
+    return [
+        f"  {name:<{width}}  {minutes(seconds):>8}: {phases_text}"
+        for seconds, name, phases_text in sorted(rows_left)
+    ]
 
 
 def run_study(
@@ -232,8 +239,8 @@ def _has_ended(job: Job, runs: Runs) -> bool:
     stage = job.stage
     return all(
         runs.ended(member, stage and override(stage, {"seeds": [seed]}))
-        for seed, several in member_recipes(job.recipe).items()
-        for member in several
+        for seed, seed_members in member_recipes(job.recipe).items()
+        for member in seed_members
     )
 
 
@@ -244,9 +251,9 @@ def _note_diverged(jobs: Sequence[Job], settings: Settings, ledger: Path) -> Non
     for job in jobs:
         folder = settings.root / job.folder_name
         for member, home in zip(
-            members_of(job.recipe), saving.member_folders(job.recipe, folder), strict=True
+            members_of(job.recipe), run_folders.member_folders(job.recipe, folder), strict=True
         ):
             if Run(home).info["result"] is None:
-                noted.append(saving.member_recipe(job.recipe, member).to_dict())
+                noted.append(run_folders.member_recipe(job.recipe, member).to_dict())
     if len(noted) > before:
         write_json(ledger / DIVERGED, noted)

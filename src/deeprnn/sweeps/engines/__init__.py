@@ -15,11 +15,11 @@ from typing import Any, Literal, Protocol
 from deeprnn.errors import UserError
 
 Name = Literal["local", "ray"]
-ASK = 0.5
+INTERRUPT_POLL = 0.5
 """seconds between two questions over a wire whether everybody shall stop"""
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """The worker or the machine that ran a piece of work is gone; the work itself did nothing wrong."""
 
 
@@ -30,7 +30,7 @@ class Board:
         self._lock = threading.Lock()
         self._lines: list[tuple[int, Sequence[Mapping[str, Any] | None]]] = []
         self._stops: dict[int, list[int]] = {}
-        self._over, self._why = False, ""
+        self._interrupted, self._why = False, ""
 
     def report(self, task: int, rows: Sequence[Mapping[str, Any] | None]) -> list[int]:
         """A worker's lines; the members of its task that shall stop."""
@@ -51,29 +51,29 @@ class Board:
 
     def interrupt(self, why: str = "") -> None:
         """Let everybody save and stop."""
-        self._why, self._over = why, True
+        self._why, self._interrupted = why, True
 
     def interrupted(self) -> bool:
         """Whether everybody shall stop."""
-        return self._over
+        return self._interrupted
 
     def why(self) -> str:
-        """What was said when everybody was to stop."""
+        """The reason given with `interrupt`."""
         return self._why
 
 
-class Wish(Sequence[int]):
+class InterruptFlag(Sequence[int]):
     """Whether everybody shall stop, as `RunSaver` reads it: empty, or a signal's number."""
 
-    def __init__(self, asked: Callable[[], bool], pause: float = 0.0) -> None:
-        self.asked, self.pause = asked, pause
-        self.over, self.next = False, 0.0
+    def __init__(self, interrupted: Callable[[], bool], pause: float = 0.0) -> None:
+        self.interrupted, self.pause = interrupted, pause
+        self.raised, self.next_poll = False, 0.0
 
     def __len__(self) -> int:
         now = time.monotonic()
-        if not self.over and now >= self.next:
-            self.over, self.next = self.asked(), now + self.pause
-        return int(self.over)
+        if not self.raised and now >= self.next_poll:
+            self.raised, self.next_poll = self.interrupted(), now + self.pause
+        return int(self.raised)
 
     def __getitem__(self, index: Any) -> Any:
         import signal
@@ -93,7 +93,7 @@ class Engine(Protocol):
         ...
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Begin with `work(board, device, *arguments)`; `Lost` where its worker dies."""
+        """Begin with `work(board, device, *arguments)`; `WorkerLost` where its worker dies."""
         ...
 
     def __enter__(self) -> Engine: ...

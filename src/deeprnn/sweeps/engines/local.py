@@ -16,7 +16,7 @@ from itertools import count
 from multiprocessing.managers import BaseManager
 from typing import Any
 
-from deeprnn.sweeps.engines import Board, Lost
+from deeprnn.sweeps.engines import Board, WorkerLost
 from deeprnn.training import threads
 
 SWITCH = 2e-4
@@ -87,7 +87,7 @@ class LocalEngine:
             error = done.exception()
             if isinstance(error, BrokenProcessPool):
                 self.workers.pop(worker, None)
-                outer.set_exception(Lost("a worker process died: it was killed, or memory ran out"))
+                outer.set_exception(WorkerLost("a worker process died: it was killed, or memory ran out"))
                 return
             self.idle.append(worker)
             if error is not None:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from deeprnn.errors import UserError, need
-from deeprnn.sweeps.engines import Board, Lost
+from deeprnn.sweeps.engines import Board, WorkerLost
 
 RETRIES = 20
 """times that Ray tries a task again whose node or worker died"""
@@ -32,30 +32,34 @@ class RayEngine:
 
     def __enter__(self) -> RayEngine:
         ray = self.ray
-        self.mine = not ray.is_initialized()
-        if self.mine:
+        self.owns_cluster = not ray.is_initialized()
+        if self.owns_cluster:
             self._connect()
         gpu = self.device.startswith("cuda")
         kind = "GPU" if gpu else "CPU"
-        there = int(ray.cluster_resources().get(kind, 0))
-        if not there and not self.jobs:
+        available = int(ray.cluster_resources().get(kind, 0))
+        if not available and not self.jobs:
             raise UserError(
                 f"the Ray cluster has no {kind} to give: start a node that has, or choose another --device"
             )
-        self.slots = self.jobs or there
+        self.slots = self.jobs or available
         self.resources = {"num_cpus": 0 if gpu else 1, "num_gpus": 1 if gpu else 0, "max_retries": RETRIES}
-        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        on_this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        actor = ray.remote(Board).options(num_cpus=0, scheduling_strategy=here, max_concurrency=8).remote()
-        self.board = _Remote(actor)
+        actor = (
+            ray.remote(Board)
+            .options(num_cpus=0, scheduling_strategy=on_this_node, max_concurrency=8)
+            .remote()
+        )
+        self.board = _BoardProxy(actor)
         return self
 
     def _connect(self) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
         settings: dict[str, Any] = {"log_to_driver": False}
         if self.address:
-            settings["address"] = _checked(self.address)
+            settings["address"] = _checked_address(self.address)
         try:
             self.ray.init(**settings, configure_logging=True, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -64,7 +68,7 @@ class RayEngine:
             ) from None
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """As a task; its future is told once, whichever attempt ended."""
+        """Submit a Ray task; its future has one result, whichever attempt ended."""
         remote = self.ray.remote(_with_variables).options(**self.resources)
         variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         inner = remote.remote(variables, work, self.board, self.device, *arguments).future()
@@ -76,7 +80,7 @@ class RayEngine:
         def pass_on(done: Future[Any]) -> None:
             error = done.exception()
             if isinstance(error, lost):
-                outer.set_exception(Lost(str(error).splitlines()[0]))
+                outer.set_exception(WorkerLost(str(error).splitlines()[0]))
             elif error is not None:
                 outer.set_exception(getattr(error, "cause", None) or error)
             else:
@@ -86,7 +90,7 @@ class RayEngine:
         return outer
 
     def __exit__(self, *error: object) -> None:
-        if self.mine:
+        if self.owns_cluster:
             self.ray.shutdown()
 
 
@@ -97,8 +101,8 @@ def _with_variables(variables: dict[str, str], work: Callable[..., Any], *argume
     return work(*arguments)
 
 
-class _Remote:
-    """The board as an actor: calls that wait for their answer; `Lost` where its node, or the whole cluster, is gone."""
+class _BoardProxy:
+    """The board as an actor: calls wait for their answer; `WorkerLost` where its node, or the cluster, is gone."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -113,12 +117,12 @@ class _Remote:
                 return ray.get(getattr(self.actor, name).remote(*arguments))
             except ray.exceptions.RayError as error:
                 first = str(error).strip().splitlines()[0][:200]
-                raise Lost(f"the Ray cluster answers no more ({first})") from error
+                raise WorkerLost(f"the Ray cluster answers no more ({first})") from error
 
         return call
 
 
-def _checked(address: str) -> str:
+def _checked_address(address: str) -> str:
     """An address that answers; Ray itself would try for a minute."""
     plain = address.partition("://")[2] or address
     if address == "auto":

@@ -6,11 +6,10 @@ import dataclasses
 import math
 import typing
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, TypeVar
 
-from deeprnn.errors import UserError, nearest
+from deeprnn.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 
@@ -35,8 +34,7 @@ def read(cls: type[T], data: Mapping[str, Any], where: str = "") -> T:
 
 def unknown(name: str, known: list[str]) -> str:
     """The message for a field that does not exist: the nearest ones, and the rest only where they are few."""
-    near = nearest(name, known)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    hint = did_you_mean(name, known)
     section = name.rpartition(".")[0]
     siblings = [field for field in known if field.rpartition(".")[0] == section]
     listed = f": known are {', '.join(siblings)}" if siblings and section else ""
@@ -62,10 +60,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         known = typing.get_args(hint)
         if value not in known:
-            near = get_close_matches(shown(value), [repr(k) for k in known], n=1, cutoff=0.4)
-            hint_text = f" (did you mean {near[0]}?)" if near else ""
-            names = ", ".join(map(str, known))
-            raise UserError(f"recipe field {where!r} must be one of {names}, got {shown(value)}{hint_text}")
+            suggestion = did_you_mean(str(value), known, cutoff=0.4)
+            raise UserError(
+                f"recipe field {where!r} must be one of {', '.join(known)}, got {shown(value)}{suggestion}"
+            )
         return value
     if origin is tuple:
         inner = typing.get_args(hint)[0]

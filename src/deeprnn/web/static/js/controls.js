@@ -1,6 +1,6 @@
-// Labelled sliders, numbers and buttons, as the playgrounds need them.
+// Labelled sliders, numbers and buttons, and work that a button stops, as the playgrounds need them.
 
-import { h } from "../parts/dom.js";
+import { h, toast } from "../parts/dom.js";
 
 export function slider(text, { min, max, step, value, show = (v) => v, id }) {
   const out = h("b", { text: show(value) });  // no <output>: the label would name it instead of the slider
@@ -24,4 +24,21 @@ export function seedField() {
 
 export function button(text, onclick, props = {}) {
   return h("button", { type: "button", class: "button", text, onclick, ...props });
+}
+
+/** Work that the button stops; the status line says how it gets on and how long it took, after what `work` came to. */
+export async function stoppable({ button, status, label }, job, work) {
+  const idle = button.textContent;
+  button.textContent = "Stop";
+  status.textContent = label;
+  const began = performance.now();
+  try {
+    const result = await work(job.signal);
+    status.textContent = `${result ? `${result} in ` : ""}${((performance.now() - began) / 1000).toFixed(1)} s`;
+  } catch (error) {
+    if (error.name === "AbortError") status.textContent = "stopped";
+    else { status.textContent = ""; toast(error.message); }
+    job.abort();  // the others go no further alone
+  }
+  button.textContent = idle;
 }

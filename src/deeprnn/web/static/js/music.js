@@ -1,7 +1,7 @@
 // The playground of a music run, or of several: draw, drop, continue, play, take home.
 
 import { file, lines, post, upload } from "./api.js";
-import { button, seedField, slider, whole } from "./controls.js";
+import { button, seedField, slider, stoppable, whole } from "./controls.js";
 import { h, save, toast, number, LETTERS } from "../parts/dom.js";
 import { cells, regrid, sameGrid } from "./grid.js";
 import { canListen, Keyboard } from "./keyboard.js";
@@ -29,18 +29,18 @@ export function musicBench(runs) {
   const most = Math.floor(1024 / Math.max(...voices.map(perUnit)));
   const length = whole(alike ? "Frames" : "Beats", { min: 1, max: most, value: alike ? Math.min(256, 48 * voices[0].roll.perBeat) : Math.min(48, most), id: "length" });
   const seed = seedField();
-  const go = button(goOn, proceed, { class: "button primary", id: "continue" });
+  const go = button(goOn, sampleOrStop, { class: "button primary", id: "continue" });
   const expect = h("input", { type: "checkbox", checked: true, id: "expect", onchange: () => voices.forEach((v) => { v.roll.expect = expect.checked; v.roll.draw(); }) });
   const pick = h("input", { type: "file", accept: ".mid,.midi,audio/midi", class: "visually-hidden", id: "midi", onchange: () => { if (pick.files[0]) drop(pick.files[0]); pick.value = ""; } });
-  const own = runs.flatMap((run, i) => (run.openings || []).map((o) => ({ ...o, i })));
+  const openings = runs.flatMap((run, i) => (run.openings || []).map((o) => ({ ...o, i })));
   const option = (value, text) => h("option", { value, text });
   const starts = h("select", { id: "start", "aria-label": "Begin with", onchange: () => { beginWith(starts.value); starts.value = ""; } },
     h("option", { value: "", text: "Begin with…" }),
     runs.map((run, i) => (run.openings?.length ? h("optgroup", { label: several ? `From the data of ${LETTERS[i]}, not trained on` : "From its data, not trained on" },
-      own.map((o, n) => (o.i === i ? option(`own ${n}`, o.name) : null)).filter(Boolean)) : null)),
+      openings.map((o, n) => (o.i === i ? option(`own ${n}`, o.name) : null)).filter(Boolean)) : null)),
     h("optgroup", { label: "Anything" }, PRIMERS.map(([name], i) => option(`any ${i}`, name))));
   const keyboard = new Keyboard(played);
-  const listen = canListen() ? button("MIDI keyboard", hark, { id: "keyboard", "aria-pressed": "false", title: "Play a beginning on a MIDI keyboard" }) : null;
+  const listen = canListen() ? button("MIDI keyboard", toggleKeyboard, { id: "keyboard", "aria-pressed": "false", title: "Play a beginning on a MIDI keyboard" }) : null;
   const status = h("p", { class: "bench-status soft", role: "status" });
 
   function voice(run, i) {
@@ -66,21 +66,21 @@ export function musicBench(runs) {
       }
       mirroring = false;
     }
-    foresee(voices[i]);
+    predict(voices[i]);
   }
 
   /** Ask what the model expects, a moment after the last change. */
-  function foresee(v) {
+  function predict(v) {
     clearTimeout(v.wait);
     v.wait = setTimeout(async () => {
       v.ask?.abort();
       v.ask = new AbortController();
       try {
-        const found = await post(`/api/runs/${v.run.id}/predict`, { frames: v.roll.lists() }, v.ask.signal);
-        const all = roots(found.heat);
+        const prediction = await post(`/api/runs/${v.run.id}/predict`, { frames: v.roll.lists() }, v.ask.signal);
+        const all = roots(prediction.heat);
         v.roll.heat = v.roll.frames.map((_, t) => all.subarray(t * v.roll.keys, (t + 1) * v.roll.keys));
-        v.roll.next = roots(found.next);
-        v.mean.textContent = found.mean === null ? "" : `surprise ${number(found.mean, 2)} nats per frame`;
+        v.roll.next = roots(prediction.next);
+        v.mean.textContent = prediction.mean === null ? "" : `surprise ${number(prediction.mean, 2)} nats per frame`;
         v.roll.draw();
       } catch (error) {
         if (error.name !== "AbortError") toast(error.message);
@@ -91,7 +91,7 @@ export function musicBench(runs) {
   function beginWith(name) {
     const [kind, n] = name.split(" ");
     if (kind === "any") put(PRIMERS[n][1], CHORDS);
-    else put(own[n].frames, voices[own[n].i].roll);
+    else put(openings[n].frames, voices[openings[n].i].roll);
   }
 
   /** Show a beginning that lies on some grid, on each one's own. */
@@ -104,28 +104,28 @@ export function musicBench(runs) {
     v.roll.sampled = false;
     v.roll.set(frames);
     v.roll.scroller.scrollLeft = 0;
-    foresee(v);
+    predict(v);
   }
 
   /** A file is read on each one's own grid: nothing is rounded twice. */
   async function drop(blob) {
     try {
-      const found = await Promise.all((alike ? voices.slice(0, 1) : voices).map((v) => upload(`/api/runs/${v.run.id}/primer`, blob)));
+      const primers = await Promise.all((alike ? voices.slice(0, 1) : voices).map((v) => upload(`/api/runs/${v.run.id}/primer`, blob)));
       stop();
-      voices.forEach((v, i) => show(v, (found[i] || found[0]).frames));
-      status.textContent = `${blob.name || "MIDI"}: ${found[0].frames.length} frames${found.some((f) => f.cut) ? ", cut to fit" : ""}`;
+      voices.forEach((v, i) => show(v, (primers[i] || primers[0]).frames));
+      status.textContent = `${blob.name || "MIDI"}: ${primers[0].frames.length} frames${primers.some((f) => f.cut) ? ", cut to fit" : ""}`;
     } catch (error) { toast(error.message); }
   }
 
-  async function hark() {
-    if (keyboard.access) { quiet(); return; }
+  async function toggleKeyboard() {
+    if (keyboard.access) { closeKeyboard(); return; }
     try {
       await keyboard.listen((inputs) => { status.textContent = inputs ? "listening: play a beginning" : "no MIDI keyboard is there: plug one in"; });
       listen.setAttribute("aria-pressed", "true");
     } catch { toast("The browser may not use MIDI keyboards here: allow it in the site's settings."); }
   }
 
-  function quiet() {
+  function closeKeyboard() {
     keyboard.close();
     listen?.setAttribute("aria-pressed", "false");
     status.textContent = "";
@@ -141,29 +141,21 @@ export function musicBench(runs) {
       roll.sampled = false;
       roll.set([...roll.lists().slice(0, roll.primer), ...Array.from({ length: keys.length ? count : 0 }, () => keys)]);
       roll.show(roll.frames.length, 0.9);
-      foresee(v);
+      predict(v);
     }
   }
 
-  async function proceed() {
+  async function sampleOrStop() {
     if (job) { stop(); return; }
     stopPlaying();
     job = new AbortController();
-    go.textContent = "Stop";
-    status.textContent = "sampling…";
-    const began = performance.now();
-    try {
+    await stoppable({ button: go, status, label: "sampling…" }, job, async (signal) => {
       if (several) voices.forEach((v) => v.roll.set(v.roll.lists().slice(0, v.roll.primer)));  // all from the same beginning
-      const made = await Promise.all(voices.map((v) => sample(v, job.signal)));
-      status.textContent = `${made.reduce((a, b) => a + b, 0)} frames in ${((performance.now() - began) / 1000).toFixed(1)} s`;
-    } catch (error) {
-      if (error.name === "AbortError") status.textContent = "stopped";
-      else { status.textContent = ""; toast(error.message); }
-      job.abort();  // the others go no further alone
-    }
+      const made = await Promise.all(voices.map((v) => sample(v, signal)));
+      return `${made.reduce((a, b) => a + b, 0)} frames`;
+    });
     job = null;
-    go.textContent = goOn;
-    voices.forEach(foresee);
+    voices.forEach(predict);
   }
 
   async function sample(v, signal) {
@@ -223,21 +215,21 @@ export function musicBench(runs) {
     stopPlaying();
   }
 
-  async function take(v, kind) {
+  async function download(v, kind) {
     try {
       const blob = await file(`/api/runs/${v.run.id}/${kind}`, { frames: v.roll.lists(), tempo: tempo.value });
       save(blob, `${v.run.name.replaceAll("/", "-")}.${kind === "midi" ? "mid" : "wav"}`);
     } catch (error) { toast(error.message); }
   }
 
-  function undo() {
+  function startOver() {
     stop();
-    voices.forEach((v) => { v.roll.sampled = false; v.roll.set(v.roll.lists().slice(0, v.roll.primer)); foresee(v); });
+    voices.forEach((v) => { v.roll.sampled = false; v.roll.set(v.roll.lists().slice(0, v.roll.primer)); predict(v); });
   }
 
   const stage = voices.map((v, i) => h("div", { class: "voice" },
     h("div", { class: "voice-head" }, several ? h("span", { class: `letter m${i}`, text: LETTERS[i] }) : null, several ? h("b", { text: v.run.label || v.run.name }) : null,
-      v.play, button("MIDI", () => take(v, "midi"), { "aria-label": "Download MIDI", title: "Download MIDI" }), button("WAV", () => take(v, "wav"), { "aria-label": "Download WAV", title: "Download WAV" }), v.mean,
+      v.play, button("MIDI", () => download(v, "midi"), { "aria-label": "Download MIDI", title: "Download MIDI" }), button("WAV", () => download(v, "wav"), { "aria-label": "Download WAV", title: "Download WAV" }), v.mean,
       h("span", { class: "next-label soft", text: "next ↓" })),
     v.roll.el,
     v.run.chords ? h("p", { class: "soft chords-legend", text: GLOW_OF_CHORDS }) : null));
@@ -247,12 +239,12 @@ export function musicBench(runs) {
     ondragleave: () => el.classList.remove("dropping"),
     ondrop: (event) => { event.preventDefault(); el.classList.remove("dropping"); if (event.dataTransfer.files[0]) drop(event.dataTransfer.files[0]); } },
     h("div", { class: "bench-bar" }, go,
-      button("Start over", undo, { title: "Remove what was sampled" }), button("Clear", () => put([], CHORDS)),
+      button("Start over", startOver, { title: "Remove what was sampled" }), button("Clear", () => put([], CHORDS)),
       starts, h("label", { class: "button file", for: "midi", text: "Open MIDI…" }), pick, listen),
     stage,
     h("div", { class: "bench-bar knobs" }, temperature.el, tempo.el, length.el, seed.el,
       h("label", { class: "field check" }, expect, h("span", { text: "Show what it expected" })), status));
 
-  beginWith(own.length ? "own 0" : "any 1");
+  beginWith(openings.length ? "own 0" : "any 1");
   return { el, dispose() { stop(); keyboard.close(); voices.forEach((v) => { v.ask?.abort(); clearTimeout(v.wait); v.roll.dispose(); }); } };
 }
