@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 from deeprnn.data import SPLITS, Grid, MusicData, TextData, importing, load
-from deeprnn.data.importing import Options, import_path
+from deeprnn.data.cutting import Meter
+from deeprnn.data.importing import SONGS, Options, import_path, read_song
 from deeprnn.data.midi import midi_bytes_to_song
+from deeprnn.data.quantise import Losses
+from deeprnn.data.song import Song
 from deeprnn.data.splitting import split_by_hash
 from deeprnn.errors import UserError
 from tests.data.makers import midi_file, mutations, note_track
@@ -259,7 +262,7 @@ def test_refusals(tmp_path):
         load(tmp_path / "absent")
     with pytest.raises(UserError, match="holds no files"):
         load(tmp_path)
-    with pytest.raises(UserError, match=r"no MIDI file could be read; a\.mid"):
+    with pytest.raises(UserError, match=r"no song could be read; a\.mid"):
         load(fill(tmp_path, {"a.mid": b"nothing"}))
     with pytest.raises(UserError, match="name that file"):
         load(fill(tmp_path / "mats", {"a.mat": b"", "b.mat": b""}))
@@ -365,3 +368,29 @@ def test_mutated_text_is_data_or_a_clean_error(tmp_path_factory, data):
         except UserError:
             continue
         assert found.size > 0
+
+
+def test_a_reader_of_another_format_serves_import_and_primers(tmp_path, monkeypatch):
+    """One row in `SONGS`: lines of pitches, one line a frame."""
+
+    def read(data, grid, *, drums=False, what="it"):
+        frames = [[int(pitch) for pitch in line.split()] for line in data.decode().splitlines()]
+        roll = np.zeros((len(frames), grid.size), np.uint8)
+        for t, frame in enumerate(frames):
+            roll[t, [pitch - grid.low for pitch in frame]] = 1
+        return Song(
+            roll, Losses(notes=len(frames)), (Meter(0, 4 * grid.steps_per_beat),), ("lines of pitches",)
+        )
+
+    monkeypatch.setitem(SONGS, ".pitches", read)
+    path = tmp_path / "song.pitches"
+    path.write_text("60 64\n60\n" * 40)
+    (tmp_path / "other.pitches").write_text("65\n" * 40)
+    data, report = import_path(tmp_path)
+    assert data.sizes["train"] > 0
+    assert all("lines of pitches" in file.notes for file in report.files)
+    assert (read_song(path, Grid()).roll[0].nonzero()[0] + Grid().low).tolist() == [60, 64]
+    (tmp_path / "other.pitches").unlink()
+    path.write_text("")
+    with pytest.raises(UserError, match="no song could be read"):
+        import_path(tmp_path)

@@ -79,7 +79,7 @@ def test_tempo_changes_do_not_move_beats():
     track = [(0, tempo(500_000)), *note_track([(0, Q, 60)]), (0, tempo(250_000)), *note_track([(0, Q, 64)])]
     song = midi_bytes_to_song(midi_file([track], kind=0))
     assert sounding(song) == {60: [0, 1, 2, 3], 64: [4, 5, 6, 7]}
-    assert song.tempo_changes == 1
+    assert song.remarks == ("1 tempo changes (the grid follows beats)",)
 
 
 def test_types_zero_and_one_sound_together_and_two_one_after_another():
@@ -90,7 +90,7 @@ def test_types_zero_and_one_sound_together_and_two_one_after_another():
     }
     two = midi_bytes_to_song(midi_file([one, other], kind=2))
     assert sounding(two) == {60: [0, 1, 2, 3], 64: [4, 5, 6, 7]}
-    assert two.type == 2
+    assert two.remarks == ("type 2: 2 tracks laid one after another",)
 
 
 def test_the_channels_of_one_track_of_type_two_sound_together():
@@ -98,12 +98,12 @@ def test_the_channels_of_one_track_of_type_two_sound_together():
     other_sound = [(0, b"\xc0\x05"), (0, b"\x90\x3e\x50"), (Q, b"\x80\x3e\x00")]
     song = midi_bytes_to_song(midi_file([[*chord, *other_sound], note_track([(0, Q, 67)])], kind=2))
     assert [(row.nonzero()[0] + 21).tolist() for row in song.roll[::4]] == [[60, 64], [62], [67]]
-    assert song.tracks == 2
+    assert song.remarks == ("type 2: 2 tracks laid one after another",)
 
 
 def test_empty_tracks_are_counted():
     song = midi_bytes_to_song(midi_file([[], note_track([(0, Q, 60)]), []]))
-    assert (song.tracks, song.empty_tracks) == (3, 2)
+    assert song.remarks == ("2 of 3 tracks are empty",)
     silent = midi_bytes_to_song(midi_file([[]]))
     assert silent.roll.shape == (0, 88)
 

@@ -260,9 +260,9 @@ def statistics_lines(
     sample: MusicalStatistics, unseen: MusicalStatistics, heading: str = "unseen data"
 ) -> list[str]:
     """What a musician would count, of a sample and of pieces that the model has not seen, in two columns."""
-    from deeprnn.generation.musical_statistics import NAMES
+    from deeprnn.generation.musical_statistics import SHOWN
 
-    longest = max(map(len, NAMES.values()))
+    longest = max(len(shown.name) for shown in SHOWN.values())
     rows = [("", "written", heading)]
-    rows += [(NAMES[name], sample.text(name), unseen.text(name)) for name in NAMES]
+    rows += [(shown.name, sample.text(field), unseen.text(field)) for field, shown in SHOWN.items()]
     return [f"{label:<{longest}}  {written:>7}  {data:>{len(heading)}}" for label, written, data in rows]

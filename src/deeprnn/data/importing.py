@@ -13,18 +13,19 @@ import numpy as np
 from deeprnn.data.cutting import ALONE, Cut, cut_song, cut_text
 from deeprnn.data.files import files_below
 from deeprnn.data.limits import check_bytes, read_bytes
-from deeprnn.data.midi import SUFFIXES, MidiSong, midi_bytes_to_song
+from deeprnn.data.midi import SUFFIXES, midi_bytes_to_song
 from deeprnn.data.music import Grid, MusicData, Songs
 from deeprnn.data.parts import Item, assign, music_of, text_of
 from deeprnn.data.report import FileReport, Report
 from deeprnn.data.rolls import READERS
+from deeprnn.data.song import Song, SongReader
 from deeprnn.data.splitting import CUTS, duplicates_across_splits
 from deeprnn.data.text import TextData, text_data
 from deeprnn.data.transposing import to_common_tonic
 from deeprnn.errors import UserError
 
-SONGS: dict[str, Callable[..., MidiSong]] = dict.fromkeys(SUFFIXES, midi_bytes_to_song)
-"""readers of one song from its bytes, by suffix"""
+SONGS: dict[str, SongReader] = dict.fromkeys(SUFFIXES, midi_bytes_to_song)
+"""readers of one song from its bytes, by suffix; what has no suffix of these is tried as MIDI"""
 TEXT = (".txt", ".text", ".md")
 
 
@@ -38,6 +39,19 @@ class Options:
     transpose: bool = False
     minimum: int = 1
     progress: Callable[[Iterable[Path]], Iterable[Path]] = lambda paths: paths
+
+
+def song_from_bytes(
+    data: bytes, suffix: str, grid: Grid | None = None, *, drums: bool = False, what: str = "it"
+) -> Song:
+    """One song, by the reader of its suffix."""
+    reader = SONGS.get(suffix.lower(), midi_bytes_to_song)
+    return reader(data, grid or Grid(), drums=drums, what=what)
+
+
+def read_song(path: Path, grid: Grid | None = None) -> Song:
+    """The song in a file."""
+    return song_from_bytes(read_bytes(path), path.suffix, grid, what=str(path))
 
 
 def import_path(path: Path, options: Options | None = None) -> tuple[MusicData | TextData, Report]:
@@ -146,7 +160,7 @@ def _read_song(
 ) -> tuple[np.ndarray, Cut | None]:
     """A song's packed frames, and where it can be cut; of an unknown suffix it may be MIDI."""
     grid = options.grid or Grid()
-    song = SONGS.get(suffix, midi_bytes_to_song)(data, grid, drums=options.drums, what="it")
+    song = song_from_bytes(data, suffix, grid, drums=options.drums, what="it")
     if not len(song.roll):
         lost = f" ({song.losses})" if song.losses.notes else ""
         raise UserError(f"no notes are left on the grid{lost}")
@@ -155,12 +169,7 @@ def _read_song(
         roll, fallen = to_common_tonic(roll, grid)
         if fallen:
             entry.notes.append(f"{fallen} sounding steps left the pitch range when transposed")
-    if song.type == 2:
-        entry.notes.append(f"type 2: {song.tracks} tracks laid one after another")
-    if song.empty_tracks:
-        entry.notes.append(f"{song.empty_tracks} of {song.tracks} tracks are empty")
-    if song.tempo_changes:
-        entry.notes.append(f"{song.tempo_changes} tempo changes (the grid follows beats)")
+    entry.notes += song.remarks
     packed, sounds, meters = np.packbits(roll, axis=1), roll.max(1) > 0, song.meters
     del song, roll  # finding the cuts takes memory of its own
     return packed, cut_song(sounds, grid.steps_per_beat, meters, CUTS)
@@ -209,7 +218,7 @@ def _transpose(data: MusicData, report: Report) -> None:
 
 def _nothing_accepted(path: Path, report: Report, music: bool) -> str:
     first = next(iter(report.files))
-    what = "MIDI file" if music else "text file"
+    what = "song" if music else "text file"
     whole = next((f.path for f in report.files if Path(f.path).suffix.lower() in READERS), None)
     hint = f". {whole} is a data set of its own: name that file" if whole else ""
     return f"{path}: no {what} could be read; {first.path}: {first.reason}{hint}"

@@ -1,9 +1,8 @@
-"""MIDI files as piano rolls, read by symusic: time in beats, so tempo changes alter nothing."""
+"""MIDI files as songs, read by symusic: time in beats, so tempo changes alter nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,21 @@ import numpy as np
 from deeprnn.data.cutting import Meter
 from deeprnn.data.limits import read_bytes
 from deeprnn.data.music import Grid
-from deeprnn.data.quantise import Losses, render
+from deeprnn.data.quantise import render
+from deeprnn.data.song import Song
 from deeprnn.errors import UserError, need
-
-__all__ = ["Grid", "MidiSong", "midi_bytes_to_song", "read_midi"]
 
 SUFFIXES = (".mid", ".midi", ".kar")
 
 
-@dataclass(frozen=True)
-class MidiSong:
-    """A song's roll, what the grid lost, and what the file was like."""
-
-    roll: np.ndarray  # (T, pitches) uint8
-    losses: Losses
-    type: int  # 0: one track, 1: simultaneous tracks, 2: independent tracks, read one after another
-    tracks: int
-    empty_tracks: int
-    tempo_changes: int
-    meters: tuple[Meter, ...]  # at least one: bars are counted from it
-
-
-def read_midi(path: Path, grid: Grid | None = None, drums: bool = False) -> MidiSong:
+def read_midi(path: Path, grid: Grid | None = None, drums: bool = False) -> Song:
     """The piano roll of a MIDI file; `drums` keeps channel 10 as pitches instead of dropping it."""
     return midi_bytes_to_song(read_bytes(path), grid or Grid(), drums=drums, what=str(path))
 
 
 def midi_bytes_to_song(
     data: bytes, grid: Grid | None = None, *, drums: bool = False, what: str = "MIDI data"
-) -> MidiSong:
+) -> Song:
     """A MIDI file's bytes as a song; a damaged file is a `UserError` with the reason."""
     grid = grid or Grid()
     symusic = need("symusic", extra="midi")
@@ -64,15 +49,20 @@ def midi_bytes_to_song(
     if ons is not None:
         losses.unclosed = max(0, sum(ons) - losses.notes)
         losses.notes += losses.unclosed
-    return MidiSong(
-        roll=roll,
-        losses=losses,
-        type=header,
-        tracks=len(ons) if ons is not None else len(tracks),
-        empty_tracks=sum(count == 0 for count in ons) if ons is not None else 0,
-        tempo_changes=tempo_changes,
-        meters=meters,
-    )
+    remarks = _remarks(header, ons or [1] * len(tracks), tempo_changes)
+    return Song(roll, losses, meters, remarks)
+
+
+def _remarks(kind: int, notes: Sequence[int], tempo_changes: int) -> tuple[str, ...]:
+    """What a report says of a file of that MIDI type, with so many notes in each track."""
+    remarks = []
+    if kind == 2:  # independent tracks
+        remarks.append(f"type 2: {len(notes)} tracks laid one after another")
+    if empty := sum(count == 0 for count in notes):
+        remarks.append(f"{empty} of {len(notes)} tracks are empty")
+    if tempo_changes:
+        remarks.append(f"{tempo_changes} tempo changes (the grid follows beats)")
+    return tuple(remarks)
 
 
 def _header(data: bytes, what: str) -> int:

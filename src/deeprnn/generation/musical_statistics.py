@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,20 +16,29 @@ CONSONANT = (0, 3, 4, 5, 7, 8, 9)
 """semitones, octaves taken off: unison, thirds, fourth, fifth, sixths"""
 COPIED_BEATS = 8
 """a passage as long as two bars of four beats, frame for frame, counts as copied"""
-NAMES = {
-    "notes_at_once": "notes sounding at once",
-    "silence": "silent frames",
-    "short_notes": "notes no longer than an eighth",
-    "consonant": "consonant intervals between voices",
-    "repeated_chords": "beats that repeat the chord before",
-    "copied": "frames copied from the training data",
+
+
+class Shown(NamedTuple):
+    """How a statistic is called and written."""
+
+    name: str
+    format: str
+
+
+SHOWN = {
+    "notes_at_once": Shown("notes sounding at once", "{:.2f}"),
+    "silence": Shown("silent frames", "{:.0%}"),
+    "short_notes": Shown("notes no longer than an eighth", "{:.0%}"),
+    "consonant": Shown("consonant intervals between voices", "{:.0%}"),
+    "repeated_chords": Shown("beats that repeat the chord before", "{:.0%}"),
+    "copied": Shown("frames copied from the training data", "{:.0%}"),
 }
-"""what each statistic is called, in the order in which they are shown"""
+"""by field of `MusicalStatistics`, in the order in which they are shown"""
 
 
 @dataclass(frozen=True)
 class MusicalStatistics:
-    """Of some pieces together; all but the first are shares from 0 to 1, and None where nothing could be counted."""
+    """Of some pieces together; None where nothing could be counted."""
 
     notes_at_once: float | None
     """on average, where anything sounds"""
@@ -46,9 +55,7 @@ class MusicalStatistics:
     def text(self, name: str) -> str:
         """The statistic of a name for a person: "3.91", "84 %", or a dash."""
         value = getattr(self, name)
-        if value is None:
-            return "-"
-        return f"{value:.2f}" if name == "notes_at_once" else f"{100 * value:.0f} %"
+        return "-" if value is None else SHOWN[name].format.format(value).replace("%", " %")
 
 
 def musical_statistics(

@@ -1,4 +1,4 @@
-"""Primers by name: a MIDI file, a text, or a piece of the run's own data."""
+"""Primers by name: a song's file, a text, or a piece of the run's own data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_primer(run: Run, text: str, length: int | None = None) -> np.ndarray | 
             roll = _piece(run, split, which)
             steps = run.grid.steps_per_beat if run.grid else 4
             return roll[: PIECE_BEATS * steps if length is None else length]
-        return _midi(run, text)[:length]
+        return _song(run, text)[:length]
     if named:
         return _line(run, split, which)[:length]
     return (_text(Path(text)) if _is_file(text) else text)[:length]
@@ -77,15 +77,15 @@ def _text(path: Path) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _midi(run: Run, name: str) -> np.ndarray:
-    from deeprnn.data.midi import Grid, read_midi
+def _song(run: Run, name: str) -> np.ndarray:
+    from deeprnn.data.importing import read_song
 
     if not _is_file(name):
         short = name if len(name) <= 80 else f"{name[:77]}..."
         raise UserError(
-            f"there is no primer {short!r}: give a MIDI file, or a piece of the data as in test:3"
+            f"there is no primer {short!r}: give a MIDI file or another song, or a piece of the data as in test:3"
         )
-    roll = read_midi(Path(name), run.grid or Grid()).roll
+    roll = read_song(Path(name), run.grid).roll
     if not len(roll):
         raise UserError(f"the primer {name!r} holds no notes")
     return roll
