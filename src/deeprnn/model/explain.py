@@ -35,6 +35,8 @@ BRACKETS = {
 """signs of a first and of a second argument that has to stand in brackets"""
 SHORT, LONG = 20, 100
 """letters of a part that is written out wherever it is used, and of one that gets a name though it is used once"""
+SIGNS = {"add": " + ", "sub": " − ", "mul": " · ", "div": " / ", "mm": " · "}
+"""of operations before the loop"""
 DEEPEST = 8
 """of what is computed before the loop: operations inside each other that are written out"""
 
@@ -210,7 +212,10 @@ def _span(places: tuple[int, ...]) -> str:
 
 def _before(traced: Traced) -> list[str]:
     hoisted, cell = traced.hoisted, traced.cell
-    paths = {node: path for path, node in hoisted.columns.recording.held.items()}
+    recording = hoisted.columns.recording
+    paths = {node: path for path, node in recording.held.items()}
+    constants = [node for node in recording.graph.nodes if node.op == "get_attr"]
+    paths |= {node: _constant(recording.constants[str(node.target)]) for node in constants}
     lines = []
     for k, node in enumerate(hoisted.written.matrices, 1):
         rows, columns = node.meta["shape"]
@@ -278,21 +283,31 @@ def _backend(cell: CellDescription, request: Request, backend: str) -> str:
     return f"backend: {chosen} on {request.device} in {request.dtype}{why}"
 
 
+def _constant(tensor: Tensor) -> str:
+    """A tensor that the step or its reading makes, in a word."""
+    values = tensor.unique()
+    if len(values) == 1:
+        return f"all {values.item():g}"
+    return "zeros and ones" if values.tolist() == [0, 1] else f"constant {tuple(tensor.shape)}"
+
+
 def _node(node: Any, paths: Mapping[fx.Node, str], deep: int = DEEPEST) -> str:
     """What is computed before the loop, as an expression of the cell's tensors."""
     if not isinstance(node, fx.Node):
         return f"{node:g}" if isinstance(node, float) else str(node)
     if node in paths:
         return paths[node]
-    if node.op == "get_attr":
-        return f"constant {tuple(node.meta['shape'])}"
     if node.op == "placeholder":
         return "random numbers" if node.meta.get("draw") else node.name
     if not deep:
         return "…"
     name, args = name_of(node), [_node(a, paths, deep - 1) for a in node.args if isinstance(a, fx.Node)]
+    if name == "getitem" and node.args[1] == 0:
+        return args[0]
+    if name in ("t", "slice", "select") and any(sign in args[0] for sign in SIGNS.values()):
+        args[0] = f"({args[0]})"
     if name == "t":
-        return f"{args[0]}ᵀ"
+        return args[0] if args[0].startswith("all ") else f"{args[0]}ᵀ"
     if name == "slice":
         dim, start, end = (*node.args[1:4], None, None)[:3]  # type: ignore[misc]
         last = node.args[0].meta["shape"][dim or 0]  # type: ignore[union-attr]
@@ -303,8 +318,8 @@ def _node(node: Any, paths: Mapping[fx.Node, str], deep: int = DEEPEST) -> str:
         return f"[{', '.join(_node(a, paths, deep - 1) for a in node.args[0])}]"  # type: ignore[union-attr]
     if name in ("_to_copy", "reshape", "view", "expand", "lift_fresh"):
         return args[0]
-    numbers = [_node(a, paths) for a in node.args if isinstance(a, (int, float))]
-    sign = {"add": " + ", "sub": " − ", "mul": " · ", "div": " / ", "mm": " · "}.get(name)
+    numbers = [_node(a, paths) for a in node.args if isinstance(a, (int, float)) and not isinstance(a, bool)]
+    sign = SIGNS.get(name)
     if sign is not None and len(args + numbers) == 2:
         return sign.join(args + numbers)
     return f"{name}({', '.join(args + numbers)})"
