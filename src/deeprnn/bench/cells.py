@@ -1,4 +1,4 @@
-"""Cells beside PyTorch's own: GRU, LSTM, a recurrent highway, and a step that a user wrote."""
+"""Cells beside PyTorch's own: GRU, LSTM, a normalised LSTM, a recurrent highway, and a step that a user wrote."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from torch import Tensor, nn
 
 from deeprnn.bench.peers import Captured, Peer, Results, Work
 from deeprnn.cells.cell import Cell
+from deeprnn.cells.layer_norm import LayerNormLSTM
 from deeprnn.model.drop_in import GRU, LSTM
 from deeprnn.model.recurrent import RHN, Recurrent
 
-PEERS = {"GRU": "nn.GRU", "LSTM": "nn.LSTM", "RHN": "RHN, loop", "your own step": "your own step, loop"}
+PEERS = {
+    "GRU": "nn.GRU",
+    "LSTM": "nn.LSTM",
+    "layer-norm LSTM": "layer-norm LSTM, loop",
+    "RHN": "RHN, loop",
+    "your own step": "your own step, loop",
+}
 """ours, and what each is compared with"""
 NAMES = tuple(name for pair in PEERS.items() for name in pair)
 
@@ -40,7 +47,8 @@ class CellBench:
         I, H = work.inputs, work.hidden
         self.work = work
         kinds: dict[str, Any] = {"GRU": GRU(I, H), "LSTM": LSTM(I, H), "RHN": RHN(I, H, depth=work.depth)}
-        self.modules = {**kinds, "your own step": Recurrent(Paced(I, H))}
+        own = {"layer-norm LSTM": LayerNormLSTM(I, H), "your own step": Paced(I, H)}
+        self.modules = {**kinds, **{name: Recurrent(cell) for name, cell in own.items()}}
         for name, module in (("GRU", nn.GRU(I, H)), ("LSTM", nn.LSTM(I, H))):
             module.load_state_dict(self.modules[name].state_dict())
             self.modules[f"nn.{name}"] = module
@@ -76,8 +84,9 @@ class CellBench:
 def loop(layer: Any, x: Tensor) -> Tensor:
     """A layer's first cell, called step by step, as one writes it in PyTorch."""
     cell = layer.cells[0]
-    (h,), states = cell.initial_state(x.shape[1]), []
-    for x_t in x:
-        h = cell(x_t, h)
-        states.append(h)
-    return torch.stack(states)
+    states, outputs = cell.initial_state(x.shape[1]), []
+    for x_t in x.unbind(0):
+        new = cell(x_t, *states)
+        states = (new,) if isinstance(new, Tensor) else new
+        outputs.append(states[0])
+    return torch.stack(outputs)
