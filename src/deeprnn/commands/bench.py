@@ -29,7 +29,7 @@ class Bench:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """where to run (the GPU where there is one)"""
     cells: bool = False
-    """GRU, LSTM, a normalised LSTM, a recurrent highway and a user's step, beside nn.GRU, nn.LSTM and the loop written out"""
+    """GRU, LSTM, a normalised LSTM, a highway and a user's step, beside nn.GRU, nn.LSTM and the loop written out"""
     batch: tuple[int, ...] = ()
     """batch sizes (1 16 64, on a GPU also 256)"""
     hidden: tuple[int, ...] = ()
