@@ -33,7 +33,7 @@ from deeprnn.backends.transformations import (
     inside_function_transform,
     plain_tensors,
 )
-from deeprnn.cells.adjoint import adjoint, with_saved_as_outputs
+from deeprnn.cells.adjoint import adjoint_of, with_saved_as_outputs
 from deeprnn.cells.description import CellDescription, from_text
 
 
@@ -132,7 +132,7 @@ def _gradients(ctx: Any, gradients: Sequence[Tensor | None], needed: Sequence[bo
         in_place = not torch.is_grad_enabled() and not inside_function_transform()
         backward = UnrollBackward.forward if in_place else UnrollBackward.apply
         results = backward(*call[:4], through_saved, len(gradients), *gradients, *stored, *tensors)
-    own = adjoint(with_saved_as_outputs(cell) if through_saved else cell)
+    adjoint = adjoint_of(with_saved_as_outputs(cell) if through_saved else cell)
     delta, d_states = results[0], results[1:]
     after = 1 + len(cell.states)
     matrices = needed[after : after + len(cell.matrices)]
@@ -141,9 +141,9 @@ def _gradients(ctx: Any, gradients: Sequence[Tensor | None], needed: Sequence[bo
         outputs = [stored[i] for i in _places_by_stage(cell)] if through_saved else stored
         differentiable = torch.is_grad_enabled() or not plain_tensors(delta, *outputs, *tensors)
         compute = matrix_gradients if differentiable else _matrix_gradients_of(load(call.backend))
-        d_matrices = compute(own, delta, outputs, inputs)
-    d_vectors = vector_gradients(own, delta)
-    d_A = delta[..., : cell.entry_width] if own.width > cell.entry_width else delta
+        d_matrices = compute(adjoint, delta, outputs, inputs)
+    d_vectors = vector_gradients(adjoint, delta)
+    d_A = delta[..., : cell.entry_width] if adjoint.width > cell.entry_width else delta
     rest = len(cell.masks) + int(call.has_reset)
     return [d_A, *d_states, *d_matrices, *d_vectors, *(None for _ in range(rest))]
 
@@ -263,7 +263,7 @@ def _plain_backward(
 
 def _places_by_stage(cell: CellDescription) -> list[int]:
     """Where the outputs of `with_saved_as_outputs` stand among what a forward pass stores."""
-    outputs, saved = list(map(tuple, cell.outputs)), list(adjoint(cell).saved)
+    outputs, saved = list(map(tuple, cell.outputs)), list(adjoint_of(cell).saved)
     places = []
     for s, stage in enumerate(cell.stages):
         places += [outputs.index((s, k)) for k in range(len(stage.outputs))]

@@ -196,7 +196,7 @@ class MatrixGradients(Protocol):
     """How the gradients of a cell's matrices are summed over all steps; see `gradients.matrix_gradients`."""
 
     def __call__(
-        self, own: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs
+        self, adjoint: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs
     ) -> Sequence[Tensor]:
         """One gradient for each matrix."""
         ...

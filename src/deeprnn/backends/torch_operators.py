@@ -16,7 +16,7 @@ from deeprnn.backends import plain
 from deeprnn.backends.protocol import Case, Gradients, Inputs
 from deeprnn.backends.registry import load
 from deeprnn.backends.transformations import constant_when_compiled
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription, from_text
 
 
@@ -101,5 +101,5 @@ def _(backend, cell, precision, inputs, has_reset, keep):
 @torch.library.register_fake("deeprnn::unroll_backward")
 def _(backend, cell, precision, gradients, stored, inputs, has_reset):
     described = from_text(cell)
-    delta = stored[0].new_empty(*stored[0].shape[:-1], adjoint(described).width)
+    delta = stored[0].new_empty(*stored[0].shape[:-1], adjoint_of(described).width)
     return [delta, *(x.new_empty(x.shape) for x in inputs[: len(described.states)])]

@@ -45,8 +45,8 @@ class Wiring:
         width = self.cell.entry_width
         bias = None
         for p, start, count, column in self.biases:
-            own = functional.pad(parameters[p][start : start + count], (column, width - column - count))
-            bias = own if bias is None else bias + own
+            padded = functional.pad(parameters[p][start : start + count], (column, width - column - count))
+            bias = padded if bias is None else bias + padded
         return functional.linear(x, torch.cat([parameters[i] for i in self.U]), bias)
 
     def vector_parameters(self, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from deeprnn.backends.choose import choose, why_not
 from deeprnn.backends.registry import PREFERENCE
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.cell import OWN_START, Cell, has_own_start
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, in_order
@@ -132,7 +132,9 @@ class Names:
             inner = sum(o not in cell.new_states for o in self.outputs) + 1
             self.outputs[output] = states[0] if states else f"z{inner}"
         self.named = 0
-        stages = [self._stage(stage, s, adjoint(cell).stages[s].saved) for s, stage in enumerate(cell.stages)]
+        stages = [
+            self._stage(stage, s, adjoint_of(cell).stages[s].saved) for s, stage in enumerate(cell.stages)
+        ]
         self.lines, self.spelled = zip(*stages, strict=True)
 
     def vector(self, v: Vector) -> str:
@@ -258,7 +260,7 @@ def _rows(rows: Rows, size: int) -> str:
 
 
 def _backward(cell: CellDescription, names: Names) -> list[str]:
-    backward = adjoint(cell)
+    backward = adjoint_of(cell)
     saved = [names.spelled[s][e].text for s, stage in enumerate(backward.stages) for e in stage.saved]
     numbers = sum(cell.stages[s].size for s, _ in backward.saved)
     saves = f"saves {', '.join(saved)} ({numbers} numbers a step)" if saved else "saves nothing more"

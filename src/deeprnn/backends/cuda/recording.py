@@ -250,11 +250,11 @@ class Recording:
         block = (ctypes.c_int64 * len(self.template))(*self.template)
         calls = []
         for step, start, count in self.steps:
-            own = (ctypes.c_int64 * count).from_buffer(block, 8 * start)
+            arguments = (ctypes.c_int64 * count).from_buffer(block, 8 * start)
             if isinstance(step, Launch):
-                calls.append(step.kernel.prepare_call(step.grid, step.rows, step.threads, own))
+                calls.append(step.kernel.prepare_call(step.grid, step.rows, step.threads, arguments))
             elif isinstance(step, Copy):
-                calls.append(prepare_copy(own, step.size))
+                calls.append(prepare_copy(arguments, step.size))
             else:
-                calls.append(prepare_fill(own, step.size))
+                calls.append(prepare_fill(arguments, step.size))
         return _Bound(memoryview(block).cast("B").cast("q"), calls, block)

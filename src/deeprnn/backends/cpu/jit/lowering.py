@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from deeprnn.backends.cpu.jit.pointwise import Pointwise, Read, Write, value_leaf
 from deeprnn.backends.gradients import shared_products
-from deeprnn.cells.adjoint import Adjoint, adjoint
+from deeprnn.cells.adjoint import Adjoint, adjoint_of
 from deeprnn.cells.description import CellDescription, Output, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, in_order, replace_all
 
@@ -169,30 +169,30 @@ def forward_pass(
 
     A is given or, for an input that enters `through` matrices, given without biases, or computed `in_loop`.
     """
-    own = adjoint(cell)
-    saved = own.saved if keep else ()
+    adjoint = adjoint_of(cell)
+    saved = adjoint.saved if keep else ()
     operands = [
         *_entering(cell, through, in_loop),
         *_given(cell),
         *(_output(cell, o) for o in cell.outputs),
-        *(_saved(cell, own, place) for place in saved),
+        *(_saved(cell, adjoint, place) for place in saved),
         *_matrices(cell),
     ]
-    stages = tuple(_forward_stage(cell, own, s, keep, through, in_loop) for s in range(len(cell.stages)))
+    stages = tuple(_forward_stage(cell, adjoint, s, keep, through, in_loop) for s in range(len(cell.stages)))
     return Pass((*operands, ZEROS), stages, (), backward=False)
 
 
 def backward_pass(cell: CellDescription) -> Pass:
     """delta, and the gradients of the first states."""
-    own = adjoint(cell)
-    flows = _Flows(cell, own)
+    adjoint = adjoint_of(cell)
+    flows = _Flows(cell, adjoint)
     stages = tuple(_backward_stage(flows, s) for s in range(len(cell.stages) - 1, -1, -1))
     final = tuple(_first_gradient(flows, j) for j in range(len(cell.states)))
     operands = [
-        Operand("delta", 0, own.width),
+        Operand("delta", 0, adjoint.width),
         *_given(cell),
         *(_output(cell, o) for o in cell.outputs),
-        *(_saved(cell, own, place) for place in own.saved),
+        *(_saved(cell, adjoint, place) for place in adjoint.saved),
         *(Operand("gradient", k, cell.stages[o.stage].size) for k, o in enumerate(cell.outputs)),
         *(Operand("first_gradient", j, n) for j, n in enumerate(cell.states)),
         *flows.carry.values(),
@@ -236,8 +236,8 @@ def _output(cell: CellDescription, output: Sequence[int]) -> Operand:
     return Operand("output", cell.outputs.index(Output(stage, index)), cell.stages[stage].size)
 
 
-def _saved(cell: CellDescription, own: Adjoint, place: tuple[int, int]) -> Operand:
-    return Operand("saved", own.saved.index(place), cell.stages[place[0]].size)
+def _saved(cell: CellDescription, adjoint: Adjoint, place: tuple[int, int]) -> Operand:
+    return Operand("saved", adjoint.saved.index(place), cell.stages[place[0]].size)
 
 
 def _previous(cell: CellDescription, state: int) -> View:
@@ -246,7 +246,7 @@ def _previous(cell: CellDescription, state: int) -> View:
     return View(output, shift=-1, outside=Operand("first", state, cell.states[state]))
 
 
-def _leaf(cell: CellDescription, own: Adjoint, builder: _StageBuilder, node: Expression) -> Read:
+def _leaf(cell: CellDescription, adjoint: Adjoint, builder: _StageBuilder, node: Expression) -> Read:
     """How pointwise code of either direction reads a leaf of the forward pass."""
     index: tuple[int, ...] = node.value  # type: ignore[assignment]
     if node.op == "state":
@@ -254,7 +254,7 @@ def _leaf(cell: CellDescription, own: Adjoint, builder: _StageBuilder, node: Exp
     if node.op == "output":
         return builder.read(View(_output(cell, index)))
     if node.op == "saved":
-        return builder.read(View(_saved(cell, own, index)))  # type: ignore[arg-type]
+        return builder.read(View(_saved(cell, adjoint, index)))  # type: ignore[arg-type]
     sizes = cell.vectors if node.op == "vector" else cell.masks
     return builder.read(View(Operand(node.op, index[0], sizes[index[0]])))
 
@@ -263,12 +263,12 @@ def _leaf(cell: CellDescription, own: Adjoint, builder: _StageBuilder, node: Exp
 
 
 def _forward_stage(
-    cell: CellDescription, own: Adjoint, s: int, keep: bool, through: InputEntry | None, in_loop: bool
+    cell: CellDescription, adjoint: Adjoint, s: int, keep: bool, through: InputEntry | None, in_loop: bool
 ) -> LoweredStage:
     stage, builder = cell.stages[s], _StageBuilder()
     results = [(e, View(_output(cell, (s, k)))) for k, e in enumerate(stage.outputs)]
     if keep:
-        results += [(e, View(_saved(cell, own, (s, k)))) for k, e in enumerate(own.stages[s].saved)]
+        results += [(e, View(_saved(cell, adjoint, (s, k)))) for k, e in enumerate(adjoint.stages[s].saved)]
     summed: list[tuple[int, bool]] = []  # sums by pre-activation, and whether it is that of the input
     for node in in_order([e for e, _ in results]):
         if node.op == "preactivation":
@@ -288,7 +288,7 @@ def _forward_stage(
                 summed.append((i, False))
             builder.values[node] = tuple(reads)
         elif node.is_leaf and node.op != "constant":
-            builder.values[node] = (_leaf(cell, own, builder, node),)
+            builder.values[node] = (_leaf(cell, adjoint, builder, node),)
     pointwise = builder.pointwise([(e, (Write(builder.slot(view)),)) for e, view in results])
     sums = tuple(
         (_input_term(builder, stage, i, through),)
@@ -334,10 +334,10 @@ def _forward_term(cell: CellDescription, builder: _StageBuilder, product) -> Ter
 class _Flows:
     """Where gradients flow besides through matrices, and which matrices each vector's gradient comes through."""
 
-    def __init__(self, cell: CellDescription, own: Adjoint):
-        self.cell, self.own = cell, own
-        self.delta = Operand("delta", 0, own.width)
-        nodes = [node for stage in own.stages for node, _ in stage.leaves]
+    def __init__(self, cell: CellDescription, adjoint: Adjoint):
+        self.cell, self.adjoint = cell, adjoint
+        self.delta = Operand("delta", 0, adjoint.width)
+        nodes = [node for stage in adjoint.stages for node, _ in stage.leaves]
         states = sorted({node.value[0] for node in nodes if node.op == "state"})  # type: ignore[index]
         outputs = sorted({node.value for node in nodes if node.op == "output"})  # type: ignore[type-var]
         self.carry = {j: Operand("carry", j, cell.states[j]) for j in states}
@@ -346,7 +346,7 @@ class _Flows:
             for i, o in enumerate(outputs)
         }
         self.products: dict[Vector, list] = {}
-        for product in shared_products(own):
+        for product in shared_products(adjoint):
             self.products.setdefault(product.vector, []).append(product)
         self.started: set[Operand] = set()
 
@@ -378,15 +378,15 @@ class _Flows:
 
 
 def _backward_stage(flows: _Flows, s: int) -> LoweredStage:
-    cell, own, builder = flows.cell, flows.own, _StageBuilder()
-    stage, formulas = cell.stages[s], own.stages[s]
-    columns = [own.columns[s, i] for i in range(len(stage.preactivations))]
+    cell, adjoint, builder = flows.cell, flows.adjoint, _StageBuilder()
+    stage, formulas = cell.stages[s], adjoint.stages[s]
+    columns = [adjoint.columns[s, i] for i in range(len(stage.preactivations))]
     results: list[tuple[Expression, Rows | Operand]] = list(
         zip(formulas.preactivations, columns, strict=True)
     )
     for node, formula in formulas.leaves:
         if node.op == "vector":
-            place = own.vector_columns[s, node.value[0]]  # type: ignore[index]
+            place = adjoint.vector_columns[s, node.value[0]]  # type: ignore[index]
             if place not in columns:
                 results.append((formula, place))
         else:
@@ -398,7 +398,7 @@ def _backward_stage(flows: _Flows, s: int) -> LoweredStage:
             (k,) = node.value  # type: ignore[misc]
             builder.values[node] = _gradient_reads(flows, builder, s, k, wanted)
         elif node.is_leaf and node.op != "constant":
-            builder.values[node] = (_leaf(cell, own, builder, node),)
+            builder.values[node] = (_leaf(cell, adjoint, builder, node),)
     pointwise = builder.pointwise([(e, (_target(flows, builder, to),)) for e, to in results])
     terms = tuple(tuple(t for v in vectors for t in flows.terms(builder, v)) for vectors in wanted)
     travels = any(a.products for a in stage.preactivations)

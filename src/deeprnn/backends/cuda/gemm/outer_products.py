@@ -195,9 +195,9 @@ def _layout(
     job.rows, job.batch, job.each = rows, batch, plan.each
     job.tiles, job.splits, job.matrix_count = len(plan.tiles), plan.splits, len(widths)
     start = 0
-    for i, own in enumerate(widths):
-        job.matrices[i] = _Matrix(None, None, own, start)
-        start += own
+    for i, columns in enumerate(widths):
+        job.matrices[i] = _Matrix(None, None, columns, start)
+        start += columns
     job.matrices[len(widths)] = _Matrix(None, None, right_width, job.offset)
     for i, (m, n) in enumerate(plan.tiles):
         job.tile[i][0], job.tile[i][1] = m // 8, (job.offset + n) // 8

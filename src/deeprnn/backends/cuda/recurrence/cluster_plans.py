@@ -71,8 +71,8 @@ def cluster_plan(
     shared += sum(8 * rows * up(n, chunk) * chunk for n in schedule.lengths)
     shared = up(shared, 128) * 128
     shared += sum(
-        (all_ - own) * sums[m.stage] * threads * words * 4
-        for m, all_, own in zip(matrices, rounds, resident, strict=True)
+        (all_ - kept) * sums[m.stage] * threads * words * 4
+        for m, all_, kept in zip(matrices, rounds, resident, strict=True)
     )
     if shared > device.shared_limit:
         return None

@@ -86,9 +86,9 @@ def scan_jobs(schedule: Schedule, shape: ScanShape) -> ScanJobs:
             continue
         entry = schedule.cell.stages[stage.stage].preactivations[0].entry
         start = 0 if schedule.backward or entry is None else entry.start
-        member, own = (rows * stage.size, stage.size) if schedule.backward else (shape.entry_member, width)
+        member, row = (rows * stage.size, stage.size) if schedule.backward else (shape.entry_member, width)
         data.append((len(fields), s, 4 * start))
-        add((member, own, 1), (rows, stage.size), inputs + s, (rows * depth, depth), up(rows, WARPS))
+        add((member, row, 1), (rows, stage.size), inputs + s, (rows * depth, depth), up(rows, WARPS))
     size = inputs + shape.members * rows * depth
     return ScanJobs(tuple(fields), tuple(data), tuple(outs), size, blocks, 4 * inputs)
 

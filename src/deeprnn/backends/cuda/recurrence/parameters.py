@@ -16,9 +16,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from deeprnn.backends.cuda.cell_header import header
-from deeprnn.backends.cuda.epilogue import Code
+from deeprnn.backends.cuda.epilogue import Epilogue
 from deeprnn.backends.protocol import Inputs
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.adjoint import adjoint_of
 
 
 @dataclass
@@ -82,10 +82,10 @@ class FieldOffsets(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def field_offsets(own: Code) -> FieldOffsets:
+def field_offsets(epilogue: Epilogue) -> FieldOffsets:
     """Those of a kernel's code."""
-    schedule, cell = own.schedule, own.schedule.cell
-    depth, states, slots = len(schedule.stages), len(cell.states), max(1, len(own.slots))
+    schedule, cell = epilogue.schedule, epilogue.schedule.cell
+    depth, states, slots = len(schedule.stages), len(cell.states), max(1, len(epilogue.slots))
     outputs, vectors, masks = len(cell.outputs), max(1, len(cell.vectors)), max(1, len(cell.masks))
     most = max(len(matrix.pieces) for matrix in schedule.matrices)
     pieces = tuple(
@@ -95,7 +95,7 @@ def field_offsets(own: Code) -> FieldOffsets:
         if p is not None
     )
     counts = {  # in the order of `Params`; a name stands for itself and for what follows it there without a name here
-        "entry": 1, "stored": outputs + len(adjoint(cell).saved), "gradient": outputs, "delta": 1, "initial": states,
+        "entry": 1, "stored": outputs + len(adjoint_of(cell).saved), "gradient": outputs, "delta": 1, "initial": states,
         "initial_vector": depth, "initial_sum": depth, "initial_local": slots, "vector": vectors, "mask": masks,
         "reset": 1, "entry_member": 1, "initial_member": states, "initial_vector_member": depth,
         "vector_member": vectors, "mask_member": masks, "mask_step": masks, "reset_member": 1,
@@ -105,14 +105,14 @@ def field_offsets(own: Code) -> FieldOffsets:
     return FieldOffsets(pieces, **dict(zip(counts, starts, strict=True)), block=ctypes.c_int64 * end)
 
 
-def headers(own: Code) -> dict[str, str]:
+def headers(epilogue: Epilogue) -> dict[str, str]:
     """What a kernel includes that is made for its code: `cell.cuh`."""
-    return {"cell.cuh": header(own) + _offset_checks(own)}
+    return {"cell.cuh": header(epilogue) + _offset_checks(epilogue)}
 
 
-def _offset_checks(own: Code) -> str:
+def _offset_checks(epilogue: Epilogue) -> str:
     """Assertions for the kernel's compiler that `Params` lies in memory as it is filled here."""
-    offsets = field_offsets(own)
+    offsets = field_offsets(epilogue)
     lines = [
         f"static_assert(__builtin_offsetof(Params, {name}) == {8 * at});"
         for name, at in offsets._asdict().items()
@@ -122,12 +122,16 @@ def _offset_checks(own: Code) -> str:
 
 
 def parameter_block(
-    own: Code, arguments: Arguments, like: Tensor, groups: int = 1, exchange: Sequence[int] = (0, 0, 0)
+    epilogue: Epilogue,
+    arguments: Arguments,
+    like: Tensor,
+    groups: int = 1,
+    exchange: Sequence[int] = (0, 0, 0),
 ) -> ctypes.Array:
     """The filled block. `like` is ([P,] T, B, any)."""
-    at, inputs = field_offsets(own), arguments.inputs
+    at, inputs = field_offsets(epilogue), arguments.inputs
     block = at.block()
-    _fill_matrices(block, at, inputs.matrices, own.schedule.backward)
+    _fill_matrices(block, at, inputs.matrices, epilogue.schedule.backward)
     if inputs.A is not None:
         block[at.entry] = inputs.A.data_ptr()
     if arguments.delta is not None:
@@ -168,8 +172,8 @@ def _fill_matrices(block: ctypes.Array, at: FieldOffsets, matrices: Sequence[Ten
         tensor = matrices[matrix]
         *member, row, column = tensor.stride()
         start = tensor.data_ptr() + 4 * (first_row * row + first_column * column)
-        own, inner = (column, row * row_step) if backward else (row * row_step, column)
-        block[place : place + 4] = start, member[0] if member else 0, own, inner
+        unit, inner = (column, row * row_step) if backward else (row * row_step, column)
+        block[place : place + 4] = start, member[0] if member else 0, unit, inner
 
 
 def _fill_member_strides(block: ctypes.Array, at: FieldOffsets, arguments: Arguments) -> None:

@@ -204,9 +204,9 @@ def tensor_core_plan(
         return None
     sums = [up(up(n, cluster), mgroups) * stage.gates for n, stage in zip(tiles, stages, strict=True)]
     # Registers are lent from finishers to multiplying warps, never the other way.
-    own = min(_finisher_registers(schedule, ranges, finishers, bool(scalers)), _equal_share(threads))
+    per_finisher = min(_finisher_registers(schedule, ranges, finishers, bool(scalers)), _equal_share(threads))
     resident, rounds = _in_registers(
-        schedule, ranges, bf16, sums, vector_tiles, ntiles, warps, kgroups, finishers, own, scalers
+        schedule, ranges, bf16, sums, vector_tiles, ntiles, warps, kgroups, finishers, per_finisher, scalers
     )
     words_of_weight = 1 if bf16 else 2
     shared = _tables(schedule, ranges, row_groups, ntiles, kgroups)
@@ -245,8 +245,8 @@ def tensor_core_plan(
     words = row_groups * sum(vector_tiles) * ntiles * tile_bytes(ranges) // 4 if through_l2 else 0
     return TensorCorePlan(
         cluster=cluster, threads=threads, rows=rows, shared=shared, bf16=bf16, cost=cost, mgroups=mgroups,
-        kgroups=kgroups, row_groups=row_groups, through_l2=through_l2, finishers=finishers, finisher_registers=own,
-        in_registers=tuple(resident), words=words, ranges=ranges, depth=depth, backward=schedule.backward,
+        kgroups=kgroups, row_groups=row_groups, through_l2=through_l2, finishers=finishers,
+        finisher_registers=per_finisher, in_registers=tuple(resident), words=words, ranges=ranges, depth=depth, backward=schedule.backward,
     )  # fmt: skip
 
 
@@ -275,19 +275,19 @@ def _finisher_registers(schedule: Schedule, ranges: Ranges | None, finishers: in
     return min(64 + 16 * most, 144) // 8 * 8
 
 
-def _multiplier_registers(warps: int, finishers: int, own: int, scalers: int) -> int:
+def _multiplier_registers(warps: int, finishers: int, per_finisher: int, scalers: int) -> int:
     """What a multiplying thread may hold; whole warpgroups are lent what the others do not need."""
     threads = 32 * (warps + finishers + scalers)
     most = _equal_share(threads)
     if threads > 256 and warps % 4 == 0:
-        pool = most * (threads // 128) - own * (finishers // 4) - SCALER_REGISTERS * (scalers // 4)
+        pool = most * (threads // 128) - per_finisher * (finishers // 4) - SCALER_REGISTERS * (scalers // 4)
         most = min(pool // (warps // 4) // 8 * 8, 248)
     return min(most, REGISTERS[256])
 
 
 def _in_registers(
     schedule: Schedule, ranges: Ranges | None, bf16: bool, sums: Sequence[int], vector_tiles: Sequence[int],
-    ntiles: int, warps: int, kgroups: int, finishers: int, own: int, scalers: int,
+    ntiles: int, warps: int, kgroups: int, finishers: int, per_finisher: int, scalers: int,
 ) -> tuple[list[int], list[int]]:  # fmt: skip
     """For each matrix the rounds whose weights registers can hold, and all its rounds."""
     matrices = schedule.matrices
@@ -296,7 +296,7 @@ def _in_registers(
     separate = ranges is not None and ntiles <= 2 and max(stage.gates for stage in schedule.stages) == 1
     held = max(sums) * ntiles * (12 if separate else 4)
     spare = SPARE[bool(scalers)] if ranges is not None else 56
-    budget = _multiplier_registers(warps, finishers, own, scalers) - spare - max(held, 24)
+    budget = _multiplier_registers(warps, finishers, per_finisher, scalers) - spare - max(held, 24)
     words = (1 if bf16 else 2) * 4
     resident = [0] * len(rounds)
     whole = [
@@ -340,13 +340,13 @@ def _cycles(
     at_once = min(finishers, max(dealt) * ntiles)
     used = at_once * min(row_groups, finishers // at_once)  # finishers that have something to do
     for s, (stage, most) in enumerate(zip(schedule.stages, dealt, strict=True)):
-        own, work = up(most, mgroups) * mgroups * stage.gates, {True: 0.0, False: 0.0}
+        sums, work = up(most, mgroups) * mgroups * stage.gates, {True: 0.0, False: 0.0}
         for j, matrix in enumerate(schedule.matrices):
             if matrix.stage == s:  # 8.9 cycles an instruction; weights in shared memory, 128 bytes a cycle
                 source = schedule.stages[matrix.source]
                 inner = up(source.size, 16) * source.sent
                 reloaded = max(0, inner - resident[j] * kgroups)
-                work[schedule.critical[j]] += own * (8.94 * inner * ntiles * 3 / 4 + 4.75 * reloaded * 2)
+                work[schedule.critical[j]] += sums * (8.94 * inner * ntiles * 3 / 4 + 4.75 * reloaded * 2)
         received = up(stage.size, 16) * stage.sent * rows * 64
         away = 304 + 0.031 * received if through_l2 else 0.0702 * received
         away += 44.4 * kgroups + 9.1 * (finishers - 4)
