@@ -31,7 +31,7 @@ from deeprnn.cells.description import CellDescription
 from deeprnn.cells.expressions import apply, leaf
 from deeprnn.cells.functions import FUNCTIONS, UNITS
 from deeprnn.cells.library import LIBRARY
-from deeprnn.cells.plans import Request, plan_of
+from deeprnn.cells.plans import PlanRequest, plan_of
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name
 from tests.backends.emulated import emulated_kernel
@@ -49,7 +49,7 @@ def traced(name: str, size: int, *layers: int) -> CellDescription:
     The device "meta" is read as a GPU is.
     """
     cell = LIBRARY[name](5, size, **({"intermediate_sizes": layers} if layers else {}))
-    plan = plan_of(cell, Request(torch.float32, torch.float32, "meta"))
+    plan = plan_of(cell, PlanRequest(torch.float32, torch.float32, "meta"))
     assert plan.traced is not None, plan.reason
     return plan.traced.cell
 

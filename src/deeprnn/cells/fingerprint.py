@@ -237,8 +237,8 @@ def contents(value: Any) -> dict[str, Any]:
             if isinstance(descriptor, MemberDescriptorType):
                 with suppress(AttributeError):  # not set
                     found[name] = descriptor.__get__(value)
-    if isinstance(own := getattr(value, "__dict__", None), dict):
-        found.update(own)
+    if isinstance(attributes := getattr(value, "__dict__", None), dict):
+        found.update(attributes)
     return found
 
 

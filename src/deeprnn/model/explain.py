@@ -15,8 +15,8 @@ from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.cell import OWN_START, Cell, has_own_start
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, in_order
-from deeprnn.cells.plans import Plan, Request, plan_of
-from deeprnn.cells.trace import Traced
+from deeprnn.cells.plans import PlanRequest, StepPlan, plan_of
+from deeprnn.cells.trace import TracedStep
 from deeprnn.cells.tracing.algebra import uses
 from deeprnn.cells.tracing.operations import name_of
 
@@ -44,7 +44,7 @@ def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Te
     dtype, weight = layer.weights_dtype(), layer.first_weight()
     device = "cpu" if weight is None else str(weight.device)
     symbols = bool(getattr(cells[0], "symbols", False))
-    request = Request(torch.int64 if symbols else dtype, dtype, device)
+    request = PlanRequest(torch.int64 if symbols else dtype, dtype, device)
     texts: dict[str, list[str]] = {}
     for k, cell in enumerate(cells):
         level, backward = divmod(k, layer.num_directions)
@@ -60,7 +60,7 @@ def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Te
 
 def step_equations(cell: Cell) -> list[str]:
     """What one step of a cell computes, one line each; its docstring's first line where it cannot be described."""
-    plan = plan_of(cell, Request(torch.float32, torch.float32, "cpu"))
+    plan = plan_of(cell, PlanRequest(torch.float32, torch.float32, "cpu"))
     if plan.traced is None:
         first = (type(cell).__doc__ or "").strip().partition("\n")[0]
         return [first or f"{', '.join(cell.state_names())} = step(x, {', '.join(cell.state_names())})"]
@@ -82,7 +82,7 @@ def _meanings(lines: Sequence[str]) -> list[str]:
 
 def entering_parameters(cell: Cell) -> set[str]:
     """The parameters that multiply the input; where a cell is not described, those that are as wide as it alone."""
-    plan = plan_of(cell, Request(torch.float32, torch.float32, "cpu"))
+    plan = plan_of(cell, PlanRequest(torch.float32, torch.float32, "cpu"))
     if plan.traced is None:
         width, states = cell.sizes().input, cell.sizes().states
         return {n for n, p in cell.named_parameters() if p.shape[-1:] == (width,) and width not in states}
@@ -102,7 +102,7 @@ def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     return ancestors
 
 
-def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
+def _cell_text(cell: Cell, plan: StepPlan, request: PlanRequest, backend: str) -> str:
     sizes = cell.sizes()
     states = ", ".join(f"{n} ({width})" for n, width in zip(cell.state_names(), sizes.states, strict=True))
     head = f"{type(cell).__name__}: input {sizes.input}, state {states}"
@@ -122,7 +122,7 @@ def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
 class Names:
     """Names for the parts of a description in the text."""
 
-    def __init__(self, cell: CellDescription, state_names: Sequence[str], traced: Traced) -> None:
+    def __init__(self, cell: CellDescription, state_names: Sequence[str], traced: TracedStep) -> None:
         self.states = [
             state_names[p.state] + ("" if p.places is None else f"[{_span(p.places)}]") for p in traced.parts
         ]
@@ -210,7 +210,7 @@ def _span(places: tuple[int, ...]) -> str:
     return f"{len(places)} places"
 
 
-def _before(traced: Traced) -> list[str]:
+def _before(traced: TracedStep) -> list[str]:
     hoisted, cell = traced.hoisted, traced.cell
     paths = {node: path for path, node in hoisted.columns.recording.held.items()}
     lines = []
@@ -267,7 +267,7 @@ def _backward(cell: CellDescription, names: Names) -> list[str]:
     return [f"for backward: reads all of the above that is named, and {saves}"]
 
 
-def _backend(cell: CellDescription, request: Request, backend: str) -> str:
+def _backend(cell: CellDescription, request: PlanRequest, backend: str) -> str:
     device = torch.device(request.device)
     if backend != "auto":
         return f"backend: {backend}, as asked for"

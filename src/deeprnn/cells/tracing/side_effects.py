@@ -147,7 +147,7 @@ def heard(refuse: Callable[[str, Any], Exception]) -> Iterator[None]:
     """Inside, a call of `print` and its like raises instead, in this thread alone."""
 
     def on_event(frame: Any, event: str, function: Any) -> None:
-        if event == "c_call" and any(function is own for own in HEARD):
+        if event == "c_call" and any(function is heard for heard in HEARD):
             raise refuse(function.__name__, frame)
 
     before = sys.getprofile()

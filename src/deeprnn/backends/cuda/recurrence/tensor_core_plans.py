@@ -246,7 +246,8 @@ def tensor_core_plan(
     return TensorCorePlan(
         cluster=cluster, threads=threads, rows=rows, shared=shared, bf16=bf16, cost=cost, mgroups=mgroups,
         kgroups=kgroups, row_groups=row_groups, through_l2=through_l2, finishers=finishers,
-        finisher_registers=per_finisher, in_registers=tuple(resident), words=words, ranges=ranges, depth=depth, backward=schedule.backward,
+        finisher_registers=per_finisher, in_registers=tuple(resident), words=words, ranges=ranges, depth=depth,
+        backward=schedule.backward,
     )  # fmt: skip
 
 
