@@ -65,9 +65,10 @@ INSIDE = {
     ],
     "backends": [
         {"wiring"},
-        {"protocol", "transformations", "code_cache"},
-        {"single_step"},
-        {"plain", "registry"},
+        {"protocol", "code_cache"},
+        {"registry"},
+        {"transformations"},
+        {"plain", "single_step"},
         {"gradients", "reference", "scan"},
         {"cuda.device", "cuda.driver", "cuda.nvrtc", "cuda.side_stream", "cuda.ctext"},
         {"cuda.recurrence.schedule", "cuda.gemm", "cuda.recording"},

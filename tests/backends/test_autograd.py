@@ -60,12 +60,12 @@ def counted(monkeypatch):
     """The backend, registered and with nothing counted yet."""
     monkeypatch.setitem(registry.MODULES, "counted", __name__)
     monkeypatch.setitem(registry.PREFERENCE, "cpu", ("counted",))
-    registry.load.cache_clear()
-    choose._choose_once.cache_clear()
+    registry.load_backend.cache_clear()
+    choose._fastest_backend.cache_clear()
     BACKEND.__init__()
     yield BACKEND
-    registry.load.cache_clear()
-    choose._choose_once.cache_clear()
+    registry.load_backend.cache_clear()
+    choose._fastest_backend.cache_clear()
 
 
 def leaves(cell: CellDescription = DTS, T=4, B=2, P=(), dtype=torch.float32) -> list[Tensor]:

@@ -162,7 +162,7 @@ def faulty(fault: str, monkeypatch):
     """Unroll by a backend with this fault."""
     backend = Faulty(fault)
     for module in (autograd, torch_operators):
-        monkeypatch.setattr(module, "load", lambda name: backend)
+        monkeypatch.setattr(module, "load_backend", lambda name: backend)
     return lambda cell, inputs, precision: autograd.unroll("faulty", cell.text, precision, inputs)
 
 

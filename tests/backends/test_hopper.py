@@ -10,7 +10,7 @@ import torch
 from deeprnn.backends.cuda.device import SHARED_LIMIT, Device
 from deeprnn.backends.cuda.gemm import outer_products, row_products, weight_sums
 from deeprnn.backends.cuda.gemm.outer_products import Left, OuterProducts, SumBlock, tiling
-from deeprnn.backends.gradients import assembled, matrix_gradients
+from deeprnn.backends.gradients import matrix_gradients, scatter_to_matrices
 from deeprnn.backends.protocol import Inputs
 from deeprnn.cells.adjoint import adjoint_of
 from tests.backends import cells_by_hand
@@ -228,7 +228,11 @@ def test_emulated_sums_are_the_gradients_of_every_matrix(name, emulated, monkeyp
     sums.start()
     loop, (d_U, d_b) = sums.finish(delta)
     entry = delta[..., : adjoint.cell.entry_width].flatten(0, 1)
-    pairs = [*zip(assembled(adjoint, loop), matrix_gradients(adjoint, delta, stored, inputs), strict=True)]
+    pairs = [
+        *zip(
+            scatter_to_matrices(adjoint, loop), matrix_gradients(adjoint, delta, stored, inputs), strict=True
+        )
+    ]
     for found, truth in (*pairs, (d_U, entry.mT @ x.flatten(0, 1)), (d_b, entry.sum(0))):
         torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-4)
 

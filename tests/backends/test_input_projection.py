@@ -21,7 +21,7 @@ from deeprnn.backends.cuda.gemm.outer_products import MOST_TILES, SumBlock, tili
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plans
 from deeprnn.backends.cuda.recurrence.schedule import schedule
-from deeprnn.backends.gradients import shared_products
+from deeprnn.backends.gradients import merged_products
 from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.deep_transition import DeepTransition
@@ -122,7 +122,7 @@ class PlainSums:
         adjoint, stored, inputs = self.given
         cell, rows = adjoint.cell, delta.flatten(0, 1)
         sums = []
-        for p in shared_products(adjoint):
+        for p in merged_products(adjoint):
             if p.vector.kind == "output":
                 v = stored[cell.outputs.index((p.vector.stage, p.vector.index))]
             else:
@@ -134,7 +134,7 @@ class PlainSums:
         self.sums = sums
         if self.onto is not None:
             self.sums = [a.add_(b) for a, b in zip(self.onto.sums, sums, strict=True)]
-        count = len(shared_products(adjoint))
+        count = len(merged_products(adjoint))
         return self.sums[:count], self.sums[count:]
 
 

@@ -523,10 +523,8 @@ def test_what_is_known_of_a_cell_does_not_keep_it_alive(x):
     cell.act, cell.same, cell.me = scaled_by(cell), cell.twice, {"me": cell}
     layer = deeprnn.Recurrent(cell)
     layer(x)
-    key, gone = (
-        plans.plan_of(cell, plans.PlanRequest(torch.float32, torch.float32, "cpu")).key,
-        weakref.ref(cell),
-    )
+    key = plans.plan_of(cell, plans.PlanRequest(torch.float32, torch.float32, "cpu")).key
+    gone = weakref.ref(cell)
     assert key in plans.PLANS
     del cell, layer
     gc.collect()

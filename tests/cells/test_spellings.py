@@ -116,10 +116,8 @@ def test_a_fault_of_the_reader_leaves_the_plain_loop(monkeypatch):
     cell = Own(simple, lambda m, x, h: torch.tanh(m.W(h) + m.U(x)))
     x, states, reset = example(cell)
     monkeypatch.setattr("deeprnn.cells.trace.normalise", lambda recording: {}["missing"])
-    assert (
-        "reading it failed: KeyError"
-        in plan_of(cell, PlanRequest(torch.float64, torch.float64, "cpu")).reason
-    )
+    plan = plan_of(cell, PlanRequest(torch.float64, torch.float64, "cpu"))
+    assert "reading it failed: KeyError" in plan.reason
     found = unroll_cell(cell, x, states, reset).states[0]
     assert torch.equal(found, plain_loop(cell, x, states, reset, None, "auto").states[0])
 

@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     column: int
 
 
-class SharedProduct(NamedTuple):
+class MergedProduct(NamedTuple):
     """Columns of delta, side by side, whose matrices multiply the same vector."""
 
     vector: Vector
@@ -43,7 +43,7 @@ class SharedProduct(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def shared_products(adjoint: Adjoint) -> tuple[SharedProduct, ...]:
+def merged_products(adjoint: Adjoint) -> tuple[MergedProduct, ...]:
     """All products that the gradients of a cell's matrices are made of."""
     cell = adjoint.cell
     rows: dict[Vector, list[tuple[int, int, int, int]]] = {}  # (column of delta, matrix, its row, its column)
@@ -63,14 +63,14 @@ def shared_products(adjoint: Adjoint) -> tuple[SharedProduct, ...]:
         run: list[tuple[int, int, int, int]] = []
         for entry in sorted(entries):
             if run and entry[0] != run[-1][0] + 1:
-                products.append(_shared(vector, run))
+                products.append(_merged(vector, run))
                 run = []
             run.append(entry)
-        products.append(_shared(vector, run))
+        products.append(_merged(vector, run))
     return tuple(products)
 
 
-def _shared(vector: Vector, run: list[tuple[int, int, int, int]]) -> SharedProduct:
+def _merged(vector: Vector, run: list[tuple[int, int, int, int]]) -> MergedProduct:
     segments: list[Segment] = []
     for _, matrix, row, column in run:
         last = segments[-1] if segments else None
@@ -78,15 +78,15 @@ def _shared(vector: Vector, run: list[tuple[int, int, int, int]]) -> SharedProdu
             segments[-1] = last._replace(rows=last.rows + 1)
         else:
             segments.append(Segment(matrix, row, 1, column))
-    return SharedProduct(vector, run[0][0], len(run), tuple(segments))
+    return MergedProduct(vector, run[0][0], len(run), tuple(segments))
 
 
 @lru_cache(maxsize=1024)
-def covered_once(adjoint: Adjoint) -> bool:
+def tiles_matrices_exactly(adjoint: Adjoint) -> bool:
     """Whether every number of every matrix has its gradient in one product: then each may be written to its place."""
     seen: set[tuple[int, int, int]] = set()
     areas = [0] * len(adjoint.cell.matrices)
-    for product in shared_products(adjoint):
+    for product in merged_products(adjoint):
         for segment in product.segments:
             areas[segment.matrix] += segment.rows * adjoint.cell.size_of(product.vector)
             rows = {(segment.matrix, segment.row + i, segment.column) for i in range(segment.rows)}
@@ -110,16 +110,18 @@ def matrix_gradients(
         ]
         return [torch.stack(members) for members in zip(*each, strict=True)]
     sums = [
-        _against(adjoint, delta.narrow(-1, product.start, product.width), product.vector, stored, inputs)
-        for product in shared_products(adjoint)
+        _weight_gradient(
+            adjoint, delta.narrow(-1, product.start, product.width), product.vector, stored, inputs
+        )
+        for product in merged_products(adjoint)
     ]
-    return assembled(adjoint, sums)
+    return scatter_to_matrices(adjoint, sums)
 
 
-def assembled(adjoint: Adjoint, sums: Sequence[Tensor]) -> list[Tensor]:
+def scatter_to_matrices(adjoint: Adjoint, sums: Sequence[Tensor]) -> list[Tensor]:
     """Gradients of whole matrices from the results of `shared_products`."""
     parts: list[list[tuple[Segment, Tensor]]] = [[] for _ in adjoint.cell.matrices]
-    for product, whole in zip(shared_products(adjoint), sums, strict=True):
+    for product, whole in zip(merged_products(adjoint), sums, strict=True):
         alone = len(product.segments) == 1
         pieces = [whole] if alone else whole.split([segment.rows for segment in product.segments], -2)
         for segment, piece in zip(product.segments, pieces, strict=True):
@@ -198,7 +200,9 @@ def aligned_member(inputs: Inputs, p: int) -> Inputs:
     )
 
 
-def _against(adjoint: Adjoint, d: Tensor, vector: Vector, stored: Sequence[Tensor], inputs: Inputs) -> Tensor:
+def _weight_gradient(
+    adjoint: Adjoint, d: Tensor, vector: Vector, stored: Sequence[Tensor], inputs: Inputs
+) -> Tensor:
     """Σ_t d(t)ᵀ v(t)."""
     cell = adjoint.cell
     if vector.kind == "output":

@@ -117,15 +117,15 @@ class ProjectionCase:
     heights: tuple[int, ...]
     """rows of each U"""
     biases: int
-    marked: bool
+    has_reset: bool
     """whether there are reset marks"""
 
     @classmethod
     def of(cls, case: Case, projection: InputProjection, inputs: Inputs) -> ProjectionCase:
         """The one of these tensors."""
         heights = tuple(u.shape[0] for u in projection.U)
-        marked = inputs.reset is not None
-        return cls(case, tuple(projection.x.shape), heights, len(projection.b), marked)  # type: ignore[arg-type]
+        has_reset = inputs.reset is not None
+        return cls(case, tuple(projection.x.shape), heights, len(projection.b), has_reset)  # type: ignore[arg-type]
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
@@ -138,7 +138,7 @@ class ProjectionCase:
         """Read what `[*projection.tensors, *inputs.tensors]` listed."""
         U, b, states, matrices, vectors, masks = self._ends
         rest = list(tensors)
-        reset = rest[masks] if self.marked else None
+        reset = rest[masks] if self.has_reset else None
         groups = rest[b:states], rest[states:matrices], rest[matrices:vectors], rest[vectors:masks]
         return InputProjection(rest[0], rest[1:U], rest[U:b]), Inputs(None, *groups, reset)
 

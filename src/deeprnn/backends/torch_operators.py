@@ -14,13 +14,13 @@ from torch import Tensor
 
 from deeprnn.backends import plain
 from deeprnn.backends.protocol import Case, Gradients, Inputs
-from deeprnn.backends.registry import load
+from deeprnn.backends.registry import load_backend
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription, from_text
 
 
-class Call(NamedTuple):
+class UnrollAttributes(NamedTuple):
     """What of a call is no tensor, as plain values: the form in which torch's operators take it."""
 
     backend: str
@@ -70,7 +70,7 @@ def run(
 ) -> list[Tensor]:
     inputs = Inputs.of(from_text(text), tensors)
     case = _case(text, tensors[0].device, tensors[0].dtype, precision)
-    return load(backend).forward(case, inputs, keep)
+    return load_backend(backend).forward(case, inputs, keep)
 
 
 def run_backward(
@@ -84,7 +84,7 @@ def run_backward(
 ) -> list[Tensor]:
     inputs = Inputs.of(from_text(text), tensors, has_A=False)
     case = _case(text, stored[0].device, stored[0].dtype, precision)
-    return flat(load(backend).backward(case, gradients, stored, inputs))
+    return flat(load_backend(backend).backward(case, gradients, stored, inputs))
 
 
 # On every device: which backends serve it is the registry's business.

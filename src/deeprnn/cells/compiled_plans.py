@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deeprnn.cells.cell import CELLS
-from deeprnn.cells.fingerprint import PLAIN, settings
+from deeprnn.cells.fingerprint import SCALARS, settings
 from deeprnn.cells.held_tensors import held_tensors
 from deeprnn.cells.plans import PLANS, PlanRequest, StepSignature, plan_of
 
@@ -52,14 +52,16 @@ def compiled_settings(handle: str) -> Sequence[tuple[tuple[str, ...], str, str, 
 
 
 def _compared(path: tuple[str, ...], name: str, value: Any, depth: int = 2) -> list[tuple[Any, ...]]:
-    if isinstance(value, PLAIN):
+    if isinstance(value, SCALARS):
         return [(path, name, "value", value)]
     if isinstance(value, (list, tuple)):
-        return [(path, name, "list", tuple(value))] if all(isinstance(v, PLAIN) for v in value) else []
+        return [(path, name, "list", tuple(value))] if all(isinstance(v, SCALARS) for v in value) else []
     if isinstance(value, dict):
         items = tuple(value.items())
         return (
-            [(path, name, "dict", items)] if all(isinstance(v, PLAIN) for pair in items for v in pair) else []
+            [(path, name, "dict", items)]
+            if all(isinstance(v, SCALARS) for pair in items for v in pair)
+            else []
         )
     if isinstance(value, (FunctionType, BuiltinFunctionType, type)):
         return [(path, name, "id", id(value))]

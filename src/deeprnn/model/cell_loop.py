@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from deeprnn.backends.protocol import InputProjection, Inputs
-from deeprnn.backends.registry import PLAIN, check_plain
+from deeprnn.backends.registry import REFERENCE, check_plain
 from deeprnn.backends.unrolling import project_and_unroll, unroll, without_autocast
 from deeprnn.cells import compiled_plans, draws, plans
 from deeprnn.cells.cell import OWN_START, Cell, handle_of, has_own_start
@@ -46,7 +46,7 @@ def unroll_cell(
     if tensors is None:
         refresh_weights(cell)  # `step` is read, the cell itself not called
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors there; a trace is of torch's operations
-        return plain_loop(cell, x, states, reset, tensors, PLAIN, _may_write(cell))
+        return plain_loop(cell, x, states, reset, tensors, REFERENCE, _may_write(cell))
     backend = traced_backend(backend, x, *states)
     request = PlanRequest(x.dtype, states[0].dtype, str(x.device))
     if torch.compiler.is_compiling():
@@ -57,9 +57,8 @@ def unroll_cell(
     else:
         plan = plans.plan_of(cell, request, None if tensors is None else dict(tensors))
         key, signature, may_write = plan.key, plan.signature, plan.may_write
-        described = (
-            None if signature is None else from_text(signature.text)
-        )  # one object for all layers alike
+        # One object for all layers alike.
+        described = None if signature is None else from_text(signature.text)
     if signature is not None and reset is not None and has_own_start(cell):
         if not torch.compiler.is_compiling():
             plans.log_plain(type(cell).__qualname__, OWN_START)

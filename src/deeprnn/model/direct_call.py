@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from deeprnn.backends.direct import MOST_CALLS, direct, may_be_direct
-from deeprnn.backends.transformations import nothing_around
+from deeprnn.backends.direct import MOST_CALLS, direct, eligible_for_direct_call
+from deeprnn.backends.transformations import no_modes_or_transforms
 from deeprnn.backends.unrolling import autocasts
-from deeprnn.backends.wiring import Piece, Wiring, projection_wiring
+from deeprnn.backends.wiring import ParameterSlice, Wiring, projection_wiring
 from deeprnn.cells import plans
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.description import from_text
@@ -71,10 +71,10 @@ def transition_wiring(spec: PlusSpec) -> Wiring | None:
     shapes += [
         (n, spec.hidden_size) for n, shortcut in zip(spec.widths, spec.shortcuts, strict=True) if shortcut
     ]
-    biases: list[Piece] = []
+    biases: list[ParameterSlice] = []
     if spec.bias:
         for width, column in zip((*spec.widths, spec.widths[0]), (*columns[:-1], 0), strict=True):
-            biases.append(Piece(len(shapes), 0, width, column))
+            biases.append(ParameterSlice(len(shapes), 0, width, column))
             shapes.append((width,))
     matrices = range(depth, len(shapes) - len(biases))
     cell = cell_of(spec, (False,) * depth, False)
@@ -128,7 +128,12 @@ def call_cell_directly(
     cell: Cell, input: Any, states: Sequence[Any] | None, batch_first: bool, backend: str
 ) -> tuple[Tensor, list[Tensor]] | None:
     """As `call_directly`, of a user's cell on a CPU: what its step computes of parameters alone is computed before."""
-    if not may_be_direct(input) or input.dim() != 3 or input.device.type != "cpu" or not nothing_around():
+    if (
+        not eligible_for_direct_call(input)
+        or input.dim() != 3
+        or input.device.type != "cpu"
+        or not no_modes_or_transforms()
+    ):
         return None
     x = input.transpose(0, 1) if batch_first else input
     if x.shape[0] == 1 or (states is None and type(cell).initial_state is not Cell.initial_state):
@@ -195,7 +200,7 @@ def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | N
         args = node.args
         if node.op == "placeholder":
             i = next(numbers)
-            known[node] = i if len(shapes[i]) == 2 else [Piece(i, 0, *shapes[i])]
+            known[node] = i if len(shapes[i]) == 2 else [ParameterSlice(i, 0, *shapes[i])]
         elif node.op == "output":
             return [known[value] for value in args[0]]
         elif node.target == aten.slice.Tensor and isinstance(known[args[0]], list) and len(args) == 4:
@@ -215,12 +220,14 @@ def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | N
     return None
 
 
-def _sliced(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
+def _sliced(pieces: Sequence[ParameterSlice], start: int, end: int) -> list[ParameterSlice]:
     slices = []
     for p in pieces:
         first, last = max(p.column, start), min(p.column + p.count, end)
         if first < last:
-            slices.append(Piece(p.parameter, p.start + first - p.column, last - first, first - start))
+            slices.append(
+                ParameterSlice(p.parameter, p.start + first - p.column, last - first, first - start)
+            )
     return slices
 
 

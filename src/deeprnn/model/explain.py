@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from deeprnn.backends.choose import choose, why_not
+from deeprnn.backends.choose import fastest_backend, why_not
 from deeprnn.backends.registry import PREFERENCE
 from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.cell import OWN_START, Cell, has_own_start
@@ -271,7 +271,7 @@ def _backend(cell: CellDescription, request: PlanRequest, backend: str) -> str:
     device = torch.device(request.device)
     if backend != "auto":
         return f"backend: {backend}, as asked for"
-    chosen = choose(cell.text, request.device, request.dtype)
+    chosen = fastest_backend(cell.text, request.device, request.dtype)
     tried = PREFERENCE.get(device.type, ("reference",))
     reasons = [
         why_not(name, cell.text, request.device, request.dtype) for name in tried[: tried.index(chosen)]

@@ -76,7 +76,7 @@ class Cuda:
         with current_device(delta):
             sums = weight_sums.WeightSums(adjoint, stored, inputs)
             sums.start()
-            return gradients.assembled(adjoint, sums.finish(delta)[0])
+            return gradients.scatter_to_matrices(adjoint, sums.finish(delta)[0])
 
     def serves_projection(self, case: Case, projection: InputProjection, inputs: Inputs) -> bool:
         """Whether the input's product should be taken in one with the loop."""

@@ -21,7 +21,7 @@ from deeprnn.backends.cuda.gemm.outer_products import MOST_OUTS, SumBlock, Targe
 from deeprnn.backends.cuda.recording import NotRecordable, Recorder, Recording, StandIn
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.schedule import lower
-from deeprnn.backends.gradients import covered_once, gradients_of_outputs, shared_products
+from deeprnn.backends.gradients import gradients_of_outputs, merged_products, tiles_matrices_exactly
 from deeprnn.backends.protocol import Inputs, ProjectionCase, SavedTensors
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import adjoint_of
@@ -50,12 +50,12 @@ def direct_call(projection_case: ProjectionCase, wiring: Wiring) -> DirectCall |
 def _separable(wiring: Wiring) -> bool:
     """Whether every number of every matrix has its gradient in one sum, and the kernel's table holds all of them."""
     adjoint = adjoint_of(wiring.cell)
-    if not covered_once(adjoint):
+    if not tiles_matrices_exactly(adjoint):
         return False
     places = list(adjoint.vector_columns.values())
     if len(places) != len(wiring.vectors) or any(rows.step != 1 for rows in places):
         return False
-    parts = sum(len(product.segments) for product in shared_products(adjoint))
+    parts = sum(len(product.segments) for product in merged_products(adjoint))
     return parts + len(wiring.U) + len(wiring.biases) + len(wiring.vectors) <= MOST_OUTS
 
 
@@ -224,7 +224,7 @@ class DirectCall:
             rows = block._replace(right=column, right_end=column + count)
             targets.append(Target(rows, flat, starts[parameter] + start, row))  # type: ignore[arg-type]
 
-        for product, block in zip(shared_products(adjoint), blocks, strict=False):
+        for product, block in zip(merged_products(adjoint), blocks, strict=False):
             at = product.start
             for segment in product.segments:
                 width = self.case.cell.matrices[segment.matrix][1]

@@ -27,7 +27,7 @@ from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan, scanned_st
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
 from deeprnn.backends.cuda.side_stream import SideStream
 from deeprnn.backends.cuda.time_chunks import Chunks, time_chunks
-from deeprnn.backends.gradients import assembled, matrix_gradients, vector_gradients_of_sums
+from deeprnn.backends.gradients import matrix_gradients, scatter_to_matrices, vector_gradients_of_sums
 from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.cells.adjoint import adjoint_of
 
@@ -124,7 +124,7 @@ def backward(
     weights = groups.U or groups.b or groups.matrices or groups.vectors
     if fast and weights and stored[0].numel():
         loop, delta, sums, input_sums = _with_sums(projection_case, gradients, stored, projection, inputs)
-        d_matrices: Sequence[Tensor | None] = assembled(adjoint, sums)
+        d_matrices: Sequence[Tensor | None] = scatter_to_matrices(adjoint, sums)
         d_U, summed = input_sums[0], input_sums[1] if len(input_sums) > 1 else None
         states = loop.state_gradients() if groups.states else []
     else:

@@ -17,7 +17,7 @@ from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
-from deeprnn.backends.gradients import shared_products
+from deeprnn.backends.gradients import merged_products
 from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription
 
@@ -52,7 +52,7 @@ def time_chunks(
     adjoint, clusters = adjoint_of(cell), -(-batch // plan.rows)
     free = device.processors - clusters * plan.cluster
     area = cell.entry_width * (inner + 1)
-    area += sum(p.width * cell.size_of(p.vector) for p in shared_products(adjoint))
+    area += sum(p.width * cell.size_of(p.vector) for p in merged_products(adjoint))
     work = steps * batch * (area * SUM + adjoint.width * SPLIT)
     if clusters > device.resident(plan.cluster) or free < LEAST_FREE or (work < WORTHWHILE and not captured):
         return whole

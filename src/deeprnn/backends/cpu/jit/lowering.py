@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from deeprnn.backends.cpu.jit.pointwise import Pointwise, Read, Write, value_leaf
-from deeprnn.backends.gradients import shared_products
+from deeprnn.backends.gradients import merged_products
 from deeprnn.cells.adjoint import Adjoint, adjoint_of
 from deeprnn.cells.description import CellDescription, Output, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, in_order, replace_all
@@ -346,7 +346,7 @@ class _Flows:
             for i, o in enumerate(outputs)
         }
         self.products: dict[Vector, list] = {}
-        for product in shared_products(adjoint):
+        for product in merged_products(adjoint):
             self.products.setdefault(product.vector, []).append(product)
         self.started: set[Operand] = set()
 

@@ -13,7 +13,7 @@ from deeprnn.backends.cpu.jit.number import NUMBERS
 from deeprnn.backends.cpu.jit.run import MOST_CALLS, execute, zeros_address
 from deeprnn.backends.cpu.jit.sharing import share_freely
 from deeprnn.backends.cpu.jit.tables import Call, OuterSum
-from deeprnn.backends.gradients import covered_once, shared_products
+from deeprnn.backends.gradients import merged_products, tiles_matrices_exactly
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import adjoint_of
 
@@ -46,7 +46,7 @@ def serves(wiring: Wiring) -> bool:
     steps = [rows.step for rows in adjoint.vector_columns.values()]
     return (
         wiring.uses_all_once
-        and covered_once(adjoint)
+        and tiles_matrices_exactly(adjoint)
         and len(steps) == len(wiring.vectors)
         and steps == [1] * len(steps)
     )
@@ -64,7 +64,7 @@ class WeightSums:
         self._function = outer_sums.run(self.number, machine.machine())
 
     def _of_matrices(self) -> Iterator[Sum]:
-        for shared in shared_products(self.adjoint):
+        for shared in merged_products(self.adjoint):
             at, vector = shared.start, shared.vector
             output = vector.kind == "output"
             index = self.cell.outputs.index((vector.stage, vector.index)) if output else vector.index

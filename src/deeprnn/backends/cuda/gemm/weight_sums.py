@@ -23,7 +23,7 @@ from deeprnn.backends.cuda.gemm.outer_products import (
     SumBlock,
     Target,
 )
-from deeprnn.backends.gradients import shared_products
+from deeprnn.backends.gradients import merged_products
 from deeprnn.backends.protocol import Inputs
 from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import Vector
@@ -42,7 +42,7 @@ def serves(adjoint: Adjoint, delta: Tensor, members: int) -> bool:
 
 def fits(adjoint: Adjoint, rows: int) -> bool:
     """Whether the kernel's tables hold the cell's tiles and sums, and it can count the rows."""
-    cell, products = adjoint.cell, shared_products(adjoint)
+    cell, products = adjoint.cell, merged_products(adjoint)
     if (
         min(stage.size for stage in cell.stages) < FEWEST_COLUMNS
         or adjoint.width % 4
@@ -59,7 +59,7 @@ def fits(adjoint: Adjoint, rows: int) -> bool:
 
 def _columns(adjoint: Adjoint) -> int:
     """Columns of both sides, at most."""
-    vectors = {p.vector for p in shared_products(adjoint)}
+    vectors = {p.vector for p in merged_products(adjoint)}
     return sum(adjoint.cell.size_of(v) for v in vectors) + adjoint.width + 1024
 
 
@@ -69,7 +69,7 @@ def _layout(
 ) -> tuple[tuple[Vector, ...], tuple[SumBlock, ...], int]:
     """The vectors of the left side, the sums wanted, and how many of those are the loop's products."""
     cell = adjoint.cell
-    vectors = tuple(dict.fromkeys(p.vector for p in shared_products(adjoint)))
+    vectors = tuple(dict.fromkeys(p.vector for p in merged_products(adjoint)))
     # States first: they are wanted for many columns. Then the input and ones, for all of A's.
     vectors = tuple(sorted(vectors, key=lambda v: v.kind != "state"))
     starts, at = {}, 0
@@ -81,7 +81,7 @@ def _layout(
         at += cell.size_of(vector)
     if not input_blocks and (input_width or with_bias):
         _add_input_blocks(input_blocks, at, input_width, with_bias, adjoint)
-    for p in shared_products(adjoint):
+    for p in merged_products(adjoint):
         start = starts[p.vector]
         blocks.append(SumBlock(start, start + cell.size_of(p.vector), p.start, p.start + p.width))
     return vectors, (*blocks, *input_blocks), len(blocks)
