@@ -84,7 +84,7 @@ def test_no_processor_has_a_round_of_rows_to_itself():
 
 def test_shared_memory_suffices_for_every_tile():
     assert all(outer_products.shared(columns) <= SHARED_LIMIT for columns in outer_products.TILES)
-    assert row_products.shared(row_products.WIDEST_SHORT, row_products.SHORT) <= SHARED_LIMIT
+    assert row_products.shared(row_products.WIDEST_SHORT, row_products.MAX_RESIDENT_INNER) <= SHARED_LIMIT
     assert row_products.shared(row_products.WIDEST, 10**4) <= SHARED_LIMIT
 
 
@@ -105,7 +105,7 @@ def emulated(monkeypatch):
 
     @lru_cache
     def row_kernels(width, inner, device):
-        short = inner <= row_products.SHORT
+        short = inner <= row_products.MAX_RESIDENT_INNER
         source, split = ("gemm/short_rows.cu", "split") if short else ("gemm/long_rows.cu", "split_matrix")
         given = row_products.macros(width, inner), row_products.shared(width, inner)
         return [Blocks(source, name, *given) for name in (split, "rows_times")]
@@ -113,7 +113,7 @@ def emulated(monkeypatch):
     monkeypatch.setattr(outer_products, "kernels", tall_kernels)
     monkeypatch.setattr(row_products, "kernels", row_kernels)
     for module in (outer_products, row_products):
-        monkeypatch.setattr(module, "device_of", lambda index: Device(processors=4))
+        monkeypatch.setattr(module, "device_of", lambda index: Device(sm_count=4))
     for cached in (tiling, outer_products._layout):
         cached.cache_clear()
     yield

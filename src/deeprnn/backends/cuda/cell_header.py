@@ -67,7 +67,7 @@ def header(epilogue: Epilogue) -> str:
     functions = device_functions([e for stage in epilogue.stages for e in stage.roots])
     text += ['#include "params.cuh"', functions]
     text += [_load_text(epilogue), _touch_text(epilogue), _epilogue_text(epilogue), _store_text(epilogue)]
-    text.append(_after_text(epilogue))
+    text.append(_next_delta_text(epilogue))
     return "\n".join(["#pragma once", *text]) + "\n"
 
 
@@ -80,7 +80,7 @@ def _address(epilogue: Epilogue, node: Expression, s: int) -> str:
     cell, adjoint = epilogue.schedule.cell, adjoint_of(epilogue.schedule.cell)
     index: tuple[int, ...] = node.value  # type: ignore[assignment]
     size = epilogue.schedule.stages[s].size
-    own_row = f"[n * {size} + e]"
+    of_row = f"[n * {size} + e]"
     if node.op == "entry":
         start, step = index
         return f"(p.entry + w.entry)[n * {cell.entry_width} + {start} + e{f' * {step}' if step > 1 else ''}]"
@@ -89,19 +89,19 @@ def _address(epilogue: Epilogue, node: Expression, s: int) -> str:
     if node.op in ("mask", "next_mask"):
         k, shift = index[0], " + 1" if node.op == "next_mask" else ""
         offset = f"w.member * p.mask_member[{k}] + (w.t{shift}) * p.mask_step[{k}] + w.b * {size}"
-        read = f"(p.mask[{k}] + {offset}){own_row}"
+        read = f"(p.mask[{k}] + {offset}){of_row}"
         return read if not shift else f"w.t + 1 < p.steps ? {read} : 0.0f"
     if node.op == "outer":
-        return f"(p.gradient[{index[0]}] + w.at * {size}){own_row}"
+        return f"(p.gradient[{index[0]}] + w.at * {size}){of_row}"
     if node.op == "output":
-        return f"(p.stored[{cell.outputs.index(Output(*index))}] + w.at * {size}){own_row}"
+        return f"(p.stored[{cell.outputs.index(Output(*index))}] + w.at * {size}){of_row}"
     if node.op == "saved":
         place = len(cell.outputs) + adjoint.saved.index(index)  # type: ignore[arg-type]
-        return f"(p.stored[{place}] + w.at * {size}){own_row}"
+        return f"(p.stored[{place}] + w.at * {size}){of_row}"
     (i,) = index  # previous
     place = cell.outputs.index(cell.new_states[i])
     first = f"p.initial[{i}] + w.member * p.initial_member[{i}] + w.b * {size}"
-    read = f"(w.t == 0 ? {first} : p.stored[{place}] + (w.at - p.batch) * {size}){own_row}"
+    read = f"(w.t == 0 ? {first} : p.stored[{place}] + (w.at - p.batch) * {size}){of_row}"
     return f"(p.reset + w.mark)[n] ? 0.0f : {read}" if epilogue.options.reset else read
 
 
@@ -111,7 +111,7 @@ def _load_text(epilogue: Epilogue) -> str:
         lines = [f"    x[{k}] = {_address(epilogue, node, s)};" for k, node in enumerate(stage.loads)]
         parts.append("\n".join(lines))
     return (
-        "template <int S> INLINE void epilogue_load(const Params& p, const Place& w, int n, int e, float* x) {\n"
+        "template <int S> INLINE void epilogue_load(const Params& p, const RowAddress& w, int n, int e, float* x) {\n"
         + _branches(parts)
         + "\n}"
     )
@@ -125,7 +125,7 @@ def _touch_text(epilogue: Epilogue) -> str:
         nodes = [node for node in stage.loads if node.op in changing]
         parts.append("\n".join(f"    touch(&{_address(epilogue, node, s)});" for node in nodes))
     return (
-        "template <int S> INLINE void epilogue_touch(const Params& p, const Place& w, int n, int e) {\n"
+        "template <int S> INLINE void epilogue_touch(const Params& p, const RowAddress& w, int n, int e) {\n"
         + _branches(parts)
         + "\n}"
     )
@@ -176,29 +176,28 @@ def _store_text(epilogue: Epilogue) -> str:
         parts.append("\n".join(lines))
     return (
         "template <int S>\n"
-        "INLINE void epilogue_store(const Params& p, const Place& w, int n, int e, const float* out) {\n"
+        "INLINE void epilogue_store(const Params& p, const RowAddress& w, int n, int e, const float* out) {\n"
         + _branches(parts)
         + "\n}"
     )
 
 
-def _after_text(epilogue: Epilogue) -> str:
+def _next_delta_text(epilogue: Epilogue) -> str:
     """The numbers of a vector of the step that follows, read from that step's delta."""
     adjoint, parts = adjoint_of(epilogue.schedule.cell), []
     for stage in epilogue.schedule.stages:
-        preactivations = epilogue.schedule.cell.stages[stage.stage].preactivations
-        summed = [i for i, a in enumerate(preactivations) if a.products]
-        places = [adjoint.columns[stage.stage, i] for i in summed]
+        summed = epilogue.schedule.cell.stages[stage.cell_stage].summed
+        places = [adjoint.columns[stage.cell_stage, i] for i in summed]
         if not epilogue.schedule.backward:
             parts.append("    return 0.0f;")
             continue
         starts, steps = (", ".join(str(rows[k]) for rows in places) for k in (0, 1))
         parts.append(
             f"    constexpr int starts[] = {{{starts}}}, steps[] = {{{steps}}};\n"
-            "    return p.after[b * DELTA_WIDTH + starts[part] + e * steps[part]];"
+            "    return p.next_delta[b * DELTA_WIDTH + starts[part] + e * steps[part]];"
         )
     return (
-        "template <int S> INLINE float after_value(const Params& p, i64 b, int part, int e) {\n"
+        "template <int S> INLINE float next_delta_value(const Params& p, i64 b, int part, int e) {\n"
         + _branches(parts)
         + "\n}"
     )

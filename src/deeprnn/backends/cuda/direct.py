@@ -18,9 +18,9 @@ from deeprnn.backends.cuda import input_projection
 from deeprnn.backends.cuda.driver import recorded, stream_of
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
 from deeprnn.backends.cuda.gemm.outer_products import MOST_OUTS, SumBlock, Target
-from deeprnn.backends.cuda.recording import NotRecordable, Recorder, Recording, StandIn
+from deeprnn.backends.cuda.recording import LaunchRecording, NotRecordable, Recorder, StandIn
 from deeprnn.backends.cuda.recurrence import run
-from deeprnn.backends.cuda.recurrence.schedule import lower
+from deeprnn.backends.cuda.recurrence.schedule import inline_stages
 from deeprnn.backends.gradients import gradients_of_outputs, merged_products, tiles_matrices_exactly
 from deeprnn.backends.protocol import Inputs, ProjectionCase, SavedTensors
 from deeprnn.backends.wiring import Wiring
@@ -31,7 +31,7 @@ unflatten = torch._C._nn.unflatten_dense_tensors  # type: ignore[attr-defined]
 
 def direct_call(projection_case: ProjectionCase, wiring: Wiring) -> DirectCall | None:
     """Both directions, recorded at the first call; None where operations of torch lie between the launches."""
-    if not wiring.uses_all_once or lower(wiring.cell).inlined:
+    if not wiring.uses_all_once or inline_stages(wiring.cell).inlined:
         return None
     if not input_projection.on_tensor_cores(projection_case) or not _separable(wiring):
         return None
@@ -74,8 +74,8 @@ class DirectCall:
         self.last = [(1, self.batch, n) for n in cell.states]
         self.delta = (self.steps, self.batch, adjoint_of(cell).width)
         self._numbers = _count(wiring.shapes)
-        self._forward: dict[bool, Recording] = {}
-        self._backward: dict[tuple, Recording] = {}
+        self._forward: dict[bool, LaunchRecording] = {}
+        self._backward: dict[tuple, LaunchRecording] = {}
         self._zeros: dict[int | None, list[Tensor]] = {}
 
     # ---- forward
@@ -110,7 +110,7 @@ class DirectCall:
             self._zeros[stream] = [torch.zeros(shape, device=self.device) for shape in self.last]
         return self._zeros[stream]
 
-    def record_forward(self, keep: bool) -> Recording:
+    def record_forward(self, keep: bool) -> LaunchRecording:
         """The input's product, the loop, and copies of the last states."""
         recorder, wiring = Recorder(self.device), self.wiring
         x, inputs, parameters = self._stand_ins(recorder)
@@ -174,7 +174,7 @@ class DirectCall:
         matrix = U[0] if len(U) == 1 else torch.cat(U)
         return input_projection.input_gradient(entry, matrix, True).view(self.projection_case.shape)
 
-    def _record_backward(self, key: tuple, dense_gradients: Sequence[Tensor | None]) -> Recording:
+    def _record_backward(self, key: tuple, dense_gradients: Sequence[Tensor | None]) -> LaunchRecording:
         """The loop, and all sums over its rows."""
         recorder, adjoint = Recorder(self.device), adjoint_of(self.case.cell)
         *_, wants_x, wants_parameters = key

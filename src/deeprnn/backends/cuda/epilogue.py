@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from deeprnn.backends.cuda.recurrence.schedule import Schedule, lower, slope_of_sent, with_outputs
+from deeprnn.backends.cuda.recurrence.schedule import (
+    Schedule,
+    inline_stages,
+    slope_of_sent,
+    summed_outputs,
+    with_outputs,
+)
 from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription, Output
 from deeprnn.cells.expressions import Expression, add, constant, in_order, leaf, leaves_of, multiply, replace
@@ -77,13 +83,13 @@ class _Forward:
 
     def __init__(self, schedule: Schedule, options: EpilogueOptions) -> None:
         self.schedule, self.options, self.cell = schedule, options, schedule.cell
-        read = [self.cell.stages[stage.stage].outputs for stage in schedule.stages]
+        read = [self.cell.stages[stage.cell_stage].outputs for stage in schedule.stages]
         nodes = [node for outputs in read for node in in_order(outputs) if node.op in ("state", "output")]
         self.slots = {node: slot for slot, node in enumerate(dict.fromkeys(nodes))}
-        self.sent_as = lower(self.cell).sent_as
+        self.sent_as = inline_stages(self.cell).sent_as
 
     def epilogue(self) -> Epilogue:
-        stages = tuple(self.stage(stage.stage) for stage in self.schedule.stages)
+        stages = tuple(self.stage(stage.cell_stage) for stage in self.schedule.stages)
         initial = tuple(node.value[0] if node.op == "state" else None for node in self.slots)  # type: ignore[index]
         sizes = tuple(_size(self.cell, node) for node in self.slots)
         return Epilogue(self.schedule, self.options, stages, sizes, initial, ())
@@ -126,23 +132,8 @@ def _size(cell: CellDescription, node: Expression) -> int:
 
 
 def _shifted(formula: Expression) -> dict[Expression, Expression]:
-    """Streams of the next step."""
+    """Masks in the formula, read one step ahead."""
     return {n: leaf("next_mask", *n.value) for n in leaves_of([formula], "mask")}  # type: ignore[misc]
-
-
-def summed_outputs(cell: CellDescription) -> set[Output]:
-    """Outputs that products multiply, themselves or by way of a stage without pre-activations."""
-    low, outputs = lower(cell), set()
-    for _, _, product in cell.products:
-        v = product.vector
-        if v.kind == "state":
-            outputs.add(cell.new_states[v.index])
-        elif v.stage in low.inlined:
-            (node,) = leaves_of([cell.stages[v.stage].outputs[v.index]], "state")
-            outputs.add(cell.new_states[node.value[0]])  # type: ignore[index]
-        else:
-            outputs.add(Output(v.stage, v.index))
-    return outputs
 
 
 class _Backward:
@@ -151,7 +142,7 @@ class _Backward:
     def __init__(self, schedule: Schedule, options: EpilogueOptions) -> None:
         self.schedule, self.options, self.cell = schedule, options, schedule.cell
         self.adjoint = adjoint_of(self.cell)
-        self.order = [stage.stage for stage in reversed(schedule.stages)]
+        self.order = [stage.cell_stage for stage in reversed(schedule.stages)]
         self.slots: dict[Expression, int] = {}
         for s in reversed(self.order):
             for node, _ in self.adjoint.stages[s].leaves:
@@ -160,7 +151,7 @@ class _Backward:
 
     def epilogue(self) -> Epilogue:
         started: set[Expression] = set()
-        stages = tuple(self.stage(stage.stage, started) for stage in self.schedule.stages)
+        stages = tuple(self.stage(stage.cell_stage, started) for stage in self.schedule.stages)
         states = [self.slots.get(leaf("state", i)) for i in range(len(self.cell.states))]
         sizes = tuple(_size(self.cell, node) for node in self.slots)
         return Epilogue(self.schedule, self.options, stages, sizes, (None,) * len(sizes), tuple(states))
@@ -194,7 +185,7 @@ class _Backward:
                 value = add(leaf("local", slot), value)
             started.add(node)
             sets.append((slot, value))
-        sent = [deltas[i] for i, a in enumerate(stage.preactivations) if a.products]
+        sent = [deltas[i] for i in stage.summed]
         roots = [*sent, *(e for *_, e in stored), *(e for _, e in sets)]
         return StageEpilogue(_loads(roots), tuple(sent), tuple(stored), tuple(steps), tuple(sets))
 

@@ -57,7 +57,7 @@ def serves(case: Case, projection: InputProjection, inputs: Inputs) -> bool:
 def on_tensor_cores(projection_case: ProjectionCase) -> bool:
     """Whether products are taken on Hopper's tensor cores: many rows, and shapes that the kernels can read."""
     cell, (steps, batch, inner) = projection_case.case.cell, projection_case.shape
-    if steps * batch < FEWEST_ROWS or inner % 4 or not 8 <= inner <= row_products.SHORT:
+    if steps * batch < FEWEST_ROWS or inner % 4 or not 8 <= inner <= row_products.MAX_RESIDENT_INNER:
         return False
     if cell.entry_width % 4 or not weight_sums.fits(adjoint_of(cell), steps * batch):
         return False
@@ -266,9 +266,11 @@ def _chunks(
         now = inputs._replace(states=states, reset=part(inputs.reset, a, b))
         chunk_stored = [part(x, a, b) for x in stored]
         chunk_delta = part(delta, a, b)
-        after = delta[b] if b < len(delta) else None
+        next_delta = delta[b] if b < len(delta) else None
         chunk_gradients = [part(g, a, b) for g in gradients]
-        loop = run.BackwardLaunch.of(case, chunk_gradients, chunk_stored, now, chunk_delta, after, a == 0)
+        loop = run.BackwardLaunch.of(
+            case, chunk_gradients, chunk_stored, now, chunk_delta, next_delta, a == 0
+        )
         onto = chunks[0].sums if chunks else None
         free = plan.free_processors if a else 0
         x = part(projection.x, a, b)

@@ -50,13 +50,13 @@ def time_chunks(
     if not isinstance(plan, TensorCorePlan):
         return whole
     adjoint, clusters = adjoint_of(cell), -(-batch // plan.rows)
-    free = device.processors - clusters * plan.cluster
+    free = device.sm_count - clusters * plan.cluster
     area = cell.entry_width * (inner + 1)
     area += sum(p.width * cell.size_of(p.vector) for p in merged_products(adjoint))
     work = steps * batch * (area * SUM + adjoint.width * SPLIT)
     if clusters > device.resident(plan.cluster) or free < LEAST_FREE or (work < WORTHWHILE and not captured):
         return whole
-    ratio = max(0.5, work * device.processors / free / (steps * plan.cost / CLOCK))
+    ratio = max(0.5, work * device.sm_count / free / (steps * plan.cost / CLOCK))
     if ratio > 1.5:
         return whole
 

@@ -17,9 +17,8 @@ from deeprnn.backends.cuda.epilogue import Epilogue, EpilogueOptions, epilogue_o
 from deeprnn.backends.cuda.recurrence.parameters import Arguments, headers, parameter_block
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed
-from deeprnn.backends.cuda.recurrence.schedule import Schedule, lower, schedule
+from deeprnn.backends.cuda.recurrence.schedule import Schedule, schedule
 from deeprnn.cells.description import CellDescription
-from deeprnn.cells.expressions import leaves_of
 
 logger = logging.getLogger("deeprnn")
 
@@ -88,7 +87,7 @@ def macros_of(plan: KernelPlan, epilogue: Epilogue) -> dict[str, int | str]:
     else:
         has_gradient = dict(zip(epilogue.schedule.cell.outputs, epilogue.options.gradients, strict=True))
         scanned = [
-            int(any(has_gradient[o] for o in has_gradient if o.stage == stage.stage))
+            int(any(has_gradient[o] for o in has_gradient if o.stage == stage.cell_stage))
             for stage in epilogue.schedule.stages
         ]
     return {**plan.macros(), "KERNEL": kernel_name(plan, epilogue), "SCANNED": listed(scanned)}
@@ -98,14 +97,26 @@ def launch(loaded: LoadedKernel, arguments: Arguments) -> None:
     """Fill the parameter block and launch, on the current stream."""
     stored, plan = arguments.stored[0], loaded.plan
     members = stored.shape[0] if stored.dim() == 4 else 1
-    groups = -(-stored.shape[-2] // plan.rows)
-    blocks, *exchange = _grid(plan, groups * members, stored, arguments.scratch)
-    block = parameter_block(loaded.epilogue, arguments, stored, groups, exchange)
-    loaded.kernel.launch(blocks, plan.threads, [block], stored.device)
+    row_blocks = -(-stored.shape[-2] // plan.rows)
+    grid = _grid(plan, row_blocks * members, stored, arguments.scratch)
+    exchange = grid.exchange, grid.items, grid.share
+    block = parameter_block(loaded.epilogue, arguments, stored, row_blocks, exchange)
+    loaded.kernel.launch(grid.blocks, plan.threads, [block], stored.device)
 
 
-def _grid(plan: KernelPlan, items: int, like: Tensor, scratch: list[Tensor]) -> tuple[int, int, int, int]:
-    """Blocks, the address of the exchange buffer, row groups of all members, and how many of them a team serves."""
+class _Grid(NamedTuple):
+    """The blocks of a launch, and what they share."""
+
+    blocks: int
+    exchange: int
+    """address of the buffer through which blocks exchange vectors, 0: there is none"""
+    items: int
+    """row blocks of all members, where teams serve them one after the other"""
+    share: int
+    """how many of those a team serves"""
+
+
+def _grid(plan: KernelPlan, items: int, like: Tensor, scratch: list[Tensor]) -> _Grid:
     words = plan.exchange_words
     if plan.cooperative:
         teams: int = plan.teams  # type: ignore[attr-defined]
@@ -113,24 +124,9 @@ def _grid(plan: KernelPlan, items: int, like: Tensor, scratch: list[Tensor]) -> 
         used = -(-items // share)
         exchange = like.new_zeros((plan.common_words + used * words,), dtype=torch.int32)
         scratch.append(exchange)
-        return used * plan.team, exchange.data_ptr(), items, share  # type: ignore[attr-defined]
+        return _Grid(used * plan.team, exchange.data_ptr(), items, share)  # type: ignore[attr-defined]
     if not words:
-        return items * plan.cluster, 0, 0, 0
+        return _Grid(items * plan.cluster, 0, 0, 0)
     exchange = like.new_empty((items * words,), dtype=torch.int32)
     scratch.append(exchange)
-    return items * plan.cluster, exchange.data_ptr(), 0, 0
-
-
-@lru_cache(maxsize=1024)
-def sent_states(cell: CellDescription, backward: bool, strict: bool = True) -> dict[int, int]:
-    """For each kernel stage whose vector is made of a state: that state."""
-    order = {stage.stage: k for k, stage in enumerate(schedule(cell, backward, strict).stages)}
-    low, states = lower(cell), {}
-    for _, _, product in cell.products:
-        v = product.vector
-        if v.kind == "state":
-            states[order[cell.new_states[v.index].stage]] = v.index
-        elif v.stage in low.inlined:
-            (node,) = leaves_of([cell.stages[v.stage].outputs[v.index]], "state")
-            states[order[cell.new_states[node.value[0]].stage]] = node.value[0]  # type: ignore[index]
-    return states
+    return _Grid(items * plan.cluster, exchange.data_ptr(), 0, 0)

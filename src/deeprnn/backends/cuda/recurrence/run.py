@@ -13,11 +13,11 @@ from torch import Tensor
 from deeprnn.backends import plain
 from deeprnn.backends.cuda.device import device_of
 from deeprnn.backends.cuda.epilogue import Epilogue, EpilogueOptions
-from deeprnn.backends.cuda.recurrence.launch import LoadedKernel, launch, prepare, prepare_plan, sent_states
+from deeprnn.backends.cuda.recurrence.launch import LoadedKernel, launch, prepare, prepare_plan
 from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan, ScanShape, scanned_stages
 from deeprnn.backends.cuda.recurrence.parameters import Arguments
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan
-from deeprnn.backends.cuda.recurrence.schedule import lower, slope_of_sent
+from deeprnn.backends.cuda.recurrence.schedule import inline_stages, sent_states, slope_of_sent
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
 from deeprnn.backends.protocol import Case, Gradients, Inputs
 from deeprnn.cells.adjoint import adjoint_of, chain_rule
@@ -31,7 +31,7 @@ ONE = constant(1.0)
 def forward(
     case: Case, inputs: Inputs, keep: bool, plan: KernelPlan | None = None, scan: MaxAbsScan | None = None
 ) -> list[Tensor]:
-    """Every output of every step, and with `keep` what the backward pass needs. `scan`: started before."""
+    """Every output of every step, and with `keep` what the backward pass needs; a caller has already started `scan`."""
     assert inputs.A is not None
     cell, lead = case.cell, inputs.A.shape[:-1]
     stored = [inputs.A.new_empty((*lead, n)) for n in stored_sizes(cell, keep)]
@@ -91,30 +91,36 @@ class BackwardLaunch:
         stored: Sequence[Tensor],
         inputs: Inputs,
         delta: Tensor,
-        after: Tensor | None = None,
+        next_delta: Tensor | None = None,
         first: bool = True,
         plan: KernelPlan | None = None,
     ) -> BackwardLaunch:
-        """`after`: delta of the step that follows the chunk; `first`: no steps come before it."""
+        """`next_delta`: delta of the step that follows the chunk; `first`: no steps come before it."""
         cell, like = case.cell, stored[0]
         inputs, stored = dense(inputs), [x.contiguous() for x in stored]
         dense_gradients = [None if g is None else g.contiguous() for g in gradients]
         has_gradient = tuple(g is not None for g in dense_gradients)
         options = EpilogueOptions(inputs.reset is not None, gradients=has_gradient)
         loaded = prepared(case, inputs, like, options, True, plan)
-        if (after is not None or not first) and not isinstance(loaded.plan, TensorCorePlan):
+        if (next_delta is not None or not first) and not isinstance(loaded.plan, TensorCorePlan):
             raise ValueError("only the tensor-core kernel goes through a chunk of a sequence")
         lead = (*like.shape[:-3], like.shape[-2])
         sums: list[Tensor | None] = [None] * len(loaded.schedule.stages)
         for stage, state in sent_states(cell, True).items():
             sums[stage] = like.new_empty(*lead, cell.states[state]) if first else None
         arguments = Arguments(
-            rounded(inputs, case, loaded.plan), stored, (), dense_gradients, delta, sums, after=after
+            rounded(inputs, case, loaded.plan),
+            stored,
+            (),
+            dense_gradients,
+            delta,
+            sums,
+            next_delta=next_delta,
         )
         if loaded.plan.keeps_locals_in_memory:
             arguments.locals = [like.new_zeros(*lead, n) for n in loaded.epilogue.slots]
         else:
-            arguments.initial_locals = [like.new_empty(*lead, n) for n in loaded.epilogue.slots]
+            arguments.grad_initial_locals = [like.new_empty(*lead, n) for n in loaded.epilogue.slots]
         scan = _backward_scan(loaded, arguments.inputs, dense_gradients, like)
         return cls(case, loaded, arguments, scan)
 
@@ -126,13 +132,13 @@ class BackwardLaunch:
     def state_gradients(self) -> list[Tensor]:
         """Of the states before the first step."""
         cell, finals = self.case.cell, self.loaded.epilogue.finals
-        sums = {s: x for s, x in enumerate(self.arguments.initial_sums) if x is not None}
+        sums = {s: x for s, x in enumerate(self.arguments.grad_initial_vectors) if x is not None}
         carried = [None if slot is None else self._carried(slot) for slot in finals]
         return [state_gradient(cell, self.arguments.inputs, i, sums, c) for i, c in enumerate(carried)]
 
     def _carried(self, slot: int) -> Tensor:
         in_memory = self.loaded.plan.keeps_locals_in_memory
-        carried = (self.arguments.locals if in_memory else self.arguments.initial_locals)[slot]
+        carried = (self.arguments.locals if in_memory else self.arguments.grad_initial_locals)[slot]
         assert carried is not None
         reset = self.arguments.inputs.reset
         if in_memory and reset is not None:
@@ -183,7 +189,9 @@ def _backward_scan(
         return None
     stages = scanned_stages(loaded.plan, loaded.schedule, [g is not None for g in gradients])
     outputs = {o.stage: g for o, g in zip(loaded.schedule.cell.outputs, gradients, strict=True)}
-    return _scan(loaded, inputs, [outputs[stage.stage] for stage in loaded.schedule.stages], stages, like)
+    return _scan(
+        loaded, inputs, [outputs[stage.cell_stage] for stage in loaded.schedule.stages], stages, like
+    )
 
 
 def _scan(
@@ -242,7 +250,7 @@ def sent_vectors(
     """What of the states travels before the first step, by the stage that sends it."""
     vectors = {}
     for stage, state in sent_states(cell, backward, strict).items():
-        formula, first = lower(cell).sent_as[state], inputs.states[state]
+        formula, first = inline_stages(cell).sent_as[state], inputs.states[state]
         sent = first if formula == leaf("state", state) else _first(formula, inputs, state)
         vectors[stage] = _dense(sent, 2)
     return vectors
@@ -269,7 +277,7 @@ def state_gradient(
 
 def inlined_outputs(cell: CellDescription, stored: list[Tensor], inputs: Inputs) -> list[Tensor]:
     """What was stored, with the outputs of stages without pre-activations, which kernels leave out."""
-    for s in lower(cell).inlined:
+    for s in inline_stages(cell).inlined:
         for k in range(len(cell.stages[s].outputs)):
             stored[cell.outputs.index(Output(s, k))] = _inlined(cell, stored, inputs, s, k)
     return stored
@@ -283,7 +291,7 @@ def moved_to_states(
     Those of states at step t belong to outputs of step t - 1; those of the first states are returned separately.
     """
     moved, first = list(gradients), {}
-    for s in lower(cell).inlined:
+    for s in inline_stages(cell).inlined:
         for k, formula in enumerate(cell.stages[s].outputs):
             place = cell.outputs.index(Output(s, k))
             gradient, moved[place] = moved[place], None

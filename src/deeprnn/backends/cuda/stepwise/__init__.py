@@ -19,7 +19,6 @@ from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.device import Device, device_of, index_of, nvidia
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.epilogue import Epilogue, EpilogueOptions, epilogue_of
-from deeprnn.backends.cuda.recurrence.launch import sent_states
 from deeprnn.backends.cuda.recurrence.parameters import Arguments, headers, parameter_block
 from deeprnn.backends.cuda.recurrence.run import (
     dense,
@@ -31,7 +30,7 @@ from deeprnn.backends.cuda.recurrence.run import (
     state_gradient,
     with_first,
 )
-from deeprnn.backends.cuda.recurrence.schedule import NotScheduled, Schedule, schedule
+from deeprnn.backends.cuda.recurrence.schedule import NotScheduled, Schedule, schedule, sent_states
 from deeprnn.backends.protocol import Case, Gradients, Inputs
 from deeprnn.cells.adjoint import adjoint_of
 
