@@ -14,7 +14,7 @@ import deeprnn
 from deeprnn.backends import direct
 from deeprnn.backends.cpu.jit import layer as layer_module
 from deeprnn.backends.cpu.jit import machine, run, sharing, weight_sums
-from deeprnn.backends.cpu.jit.lowering import InputEntry
+from deeprnn.backends.cpu.jit.lowering import InputProjectionShape
 from deeprnn.backends.cpu.jit.weight_sums import WeightSums, serves
 from deeprnn.backends.wiring import ParameterSlice, Wiring
 from deeprnn.bench.cells import Paced
@@ -246,9 +246,9 @@ def test_parameters_in_two_places_are_left_to_other_ways():
 
 def test_a_bias_that_covers_part_of_a_stage_stays_outside():
     cell = DeepTransition((4,), ("tanh",), (False,)).cell
-    assert InputEntry(3, (4,), ((0, 4),)).fits(cell)
-    assert not InputEntry(3, (4,), ((0, 2),)).fits(cell)
-    assert not InputEntry(3, (2, 2), ()).fits(cell)
+    assert InputProjectionShape(3, (4,), ((0, 4),)).fits(cell)
+    assert not InputProjectionShape(3, (4,), ((0, 2),)).fits(cell)
+    assert not InputProjectionShape(3, (2, 2), ()).fits(cell)
 
 
 @pytest.mark.parametrize(("vector_bytes", "registers"), [(16, 16), (16, 32), (32, 16)])

@@ -205,7 +205,7 @@ template <int S, int N, int J = 0> INLINE void critical(const Thread& th, const 
 }
 
 // Sum V values of G numbers each over KLANES lanes, exchanging halves first: each round halves the values a lane
-// still holds. Lane k ends with values k·owned and on or, where lanes are more than values, with one of the copies of a value.
+// still holds. Lane k ends with values k·values_per_lane and on or, where lanes are more than values, with one of the replicas of a value.
 template <int V, int G> INLINE void reduce(float (&v)[V * G], int klane) {
   int count = V;
 #pragma unroll
@@ -231,8 +231,8 @@ template <int V, int G> INLINE void reduce(float (&v)[V * G], int klane) {
 }
 
 // Which unit of the block's slice and which batch row owned value o is; both may lie beyond the last.
-struct Owned { int unit, n; bool mine; };
-template <int S> INLINE Owned owned_by(const Thread& th, int o) {
+struct ReducedValue { int unit, n; bool mine; };
+template <int S> INLINE ReducedValue reduced_value(const Thread& th, int o) {
   int v = reduced_values(S) > KLANES ? th.klane * values_per_lane(S) + o : th.klane / replicas(S);
   return {th.group * units_per_group(S) + v / ROWS, v % ROWS, v / ROWS < units_per_group(S)};
 }
@@ -243,7 +243,7 @@ template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (
   RowAddress w = row_address(p, th.member, t, th.row0);
 #pragma unroll
   for (int o = 0; o < values_per_lane(S); o++) {
-    Owned it = owned_by<S>(th, o);
+    ReducedValue it = reduced_value<S>(th, o);
     float* to = x + fixed<load_offset(S)> + o * loads(S);
 #pragma unroll
     for (int i = 0; i < loads(S); i++) to[i] = 0.0f;
@@ -317,7 +317,7 @@ INLINE void stage(const Params& p, const Thread& th, const Word (&reg)[NREG], fl
   bool last = step == p.steps - 1;
 #pragma unroll
   for (int o = 0; o < values_per_lane(S); o++) {
-    Owned it = owned_by<S>(th, o);
+    ReducedValue it = reduced_value<S>(th, o);
     float unit_locals[LOCALS], outgoing[sent(S)], out[stores(S)];
     take_locals<S>(unit_locals, local, o);
     epilogue<S>(v + o * gates(S), x + fixed<load_offset(S)> + o * loads(S), (resets >> it.n) & 1, unit_locals, outgoing, out);
@@ -392,7 +392,7 @@ template <int K> INLINE void set_up_locals(const Params& p, const Thread& th, fl
     block_units(size(S), th.rank, first, count);
 #pragma unroll
     for (int o = 0; o < values_per_lane(S); o++) {
-      Owned it = owned_by<S>(th, o);
+      ReducedValue it = reduced_value<S>(th, o);
       float value = 0.0f;
       if constexpr (!BACKWARD && STATE >= 0)
         if (it.mine && it.unit < count && it.n < th.rows)
@@ -424,7 +424,7 @@ template <int S> INLINE void finish_sums(const Params& p, const Thread& th, cons
         reduce_lanes<S>(acc, v, th.klane);
 #pragma unroll
         for (int o = 0; o < values_per_lane(S); o++) {
-          Owned it = owned_by<S>(th, o);
+          ReducedValue it = reduced_value<S>(th, o);
           if (p.grad_initial_vector[S] && it.mine && it.unit < count && it.n < th.rows && th.klane % replicas(S) == 0)
             p.grad_initial_vector[S][(th.member * p.batch + th.row0 + it.n) * size(S) + first + it.unit] = v[o * gates(S)];
         }
@@ -440,7 +440,7 @@ template <int K> INLINE void finish_locals(const Params& p, const Thread& th, co
     block_units(size(S), th.rank, first, count);
 #pragma unroll
     for (int o = 0; o < values_per_lane(S); o++) {
-      Owned it = owned_by<S>(th, o);
+      ReducedValue it = reduced_value<S>(th, o);
       if (p.grad_initial_local[K] && it.mine && it.unit < count && it.n < th.rows && th.klane % replicas(S) == 0)
         p.grad_initial_local[K][(th.member * p.batch + th.row0 + it.n) * size(S) + first + it.unit] =
             (resets >> it.n) & 1 ? 0.0f : local[fixed<local_offset(K)> + o];
