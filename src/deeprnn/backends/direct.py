@@ -52,7 +52,7 @@ def direct(
 ) -> tuple[Tensor, list[Tensor]] | None:
     """The output (T, B, n) and the last states (1, B, n) of x (T, B, I); None where the general path is to be taken.
 
-    x is a tensor that `may_be_direct`. The first states are (1, B, n), None for zeros. Parameters are in the wiring's
+    x is `eligible_for_direct_call`. The first states are (1, B, n), None for zeros. Parameters are in the wiring's
     order; None among them stands for one that is no plain parameter of the layer.
     """
     if not no_modes_or_transforms() or _is_recorded(x) or autocasts(x.device.type):

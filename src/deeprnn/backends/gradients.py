@@ -119,7 +119,7 @@ def matrix_gradients(
 
 
 def scatter_to_matrices(adjoint: Adjoint, sums: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients of whole matrices from the results of `shared_products`."""
+    """Gradients of whole matrices from the results of `merged_products`."""
     parts: list[list[tuple[Segment, Tensor]]] = [[] for _ in adjoint.cell.matrices]
     for product, whole in zip(merged_products(adjoint), sums, strict=True):
         alone = len(product.segments) == 1

@@ -44,7 +44,7 @@ def call_directly(
 ) -> tuple[Tensor, list[Tensor]] | None:
     """The output laid out as the input is, (T, B, I) or with batch_first (B, T, I), and the last states.
 
-    The input is one that `may_be_direct`.
+    The input is one that `eligible_for_direct_call`.
     """
     if wired.wiring is None or input.dim() != 3:
         return None

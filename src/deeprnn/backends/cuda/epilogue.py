@@ -58,7 +58,7 @@ class StageEpilogue:
 
 @dataclass(frozen=True, eq=False)
 class Epilogue:
-    """The code of a schedule. `code` makes each once, so that they compare by identity."""
+    """The code of a schedule. `epilogue_of` makes each once, so that they compare by identity."""
 
     schedule: Schedule
     options: EpilogueOptions

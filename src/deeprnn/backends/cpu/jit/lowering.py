@@ -169,7 +169,7 @@ def forward_pass(
 ) -> Pass:
     """Every output and, with `keep`, what the backward pass needs.
 
-    A is given or, for an input that enters `through` matrices, given without biases, or computed `in_loop`.
+    A is given or, for an input with a `projection`, given without biases, or computed `in_loop`.
     """
     adjoint = adjoint_of(cell)
     saved = adjoint.saved if keep else ()

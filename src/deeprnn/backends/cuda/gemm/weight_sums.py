@@ -106,7 +106,7 @@ def _add_input_blocks(
 
 
 def blocks(adjoint: Adjoint, input_width: int, with_bias: bool) -> tuple[SumBlock, ...]:
-    """The sums wanted: those of `shared_products`, then of an input of so many columns, then of delta itself."""
+    """The sums wanted: those of `merged_products`, then of an input of so many columns, then of delta itself."""
     return _layout(adjoint, input_width, with_bias)[1]
 
 
@@ -150,7 +150,7 @@ class WeightSums:
         self.sums.split_left(stream)
 
     def finish(self, delta: Tensor, stream: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
-        """The sums of the loop's products, as in `shared_products`; those for the input and the biases."""
+        """The sums of the loop's products, as in `merged_products`; those for the input and the biases."""
         return self._named(self.sums.finish(for_vector_loads(delta), stream))
 
     def all_at_once(self, delta: Tensor) -> tuple[list[Tensor], list[Tensor]]:
