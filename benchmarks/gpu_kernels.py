@@ -34,6 +34,7 @@ from tests.backends.grid import transition  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from deeprnn.backends import plain  # noqa: E402
+from deeprnn.backends.call import Case, Inputs  # noqa: E402
 from deeprnn.backends.cuda import nvrtc  # noqa: E402
 from deeprnn.backends.cuda.device import Device  # noqa: E402
 from deeprnn.backends.cuda.driver import LOCAL_BYTES, REGISTERS  # noqa: E402
@@ -49,7 +50,6 @@ from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_plans  
 from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import (  # noqa: E402
     whole_card_tensor_core_plans,
 )
-from deeprnn.backends.protocol import Case, Inputs  # noqa: E402
 from deeprnn.bench.measure import relative, seconds_of, surroundings  # noqa: E402
 from deeprnn.cells.deep_transition import DeepTransition  # noqa: E402
 from deeprnn.cells.description import CellDescription  # noqa: E402

@@ -65,7 +65,8 @@ INSIDE = {
     ],
     "backends": [
         {"wiring"},
-        {"protocol", "code_cache"},
+        {"call", "code_cache"},
+        {"protocol"},
         {"registry"},
         {"transformations"},
         {"plain", "single_step"},

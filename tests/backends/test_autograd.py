@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from deeprnn import DeepRNN
 from deeprnn.backends import autograd, choose, plain, registry, torch_operators, unroll
-from deeprnn.backends.protocol import Case, Gradients, Inputs
+from deeprnn.backends.call import Case, Gradients, Inputs
 from deeprnn.cells.description import CellDescription
 from tests.backends import cells_by_hand, grid
 

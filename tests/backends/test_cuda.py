@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain, torch_operators, unroll
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.choose import why_not
 from deeprnn.backends.cuda import describe_plan, driver, nvrtc, why_not_planned
 from deeprnn.backends.cuda.device import Device, device_of
@@ -24,7 +25,6 @@ from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import tensor_core_plan
 from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_plans
-from deeprnn.backends.protocol import Inputs
 from tests.backends import cells_by_hand, grid
 from tests.backends.grid import Case, transition
 

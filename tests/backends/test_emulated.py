@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from deeprnn.backends import autograd, plain
+from deeprnn.backends.call import Case as BackendCase
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.recurrence import (
     cluster_plans,
@@ -26,7 +27,6 @@ from deeprnn.backends.cuda.recurrence import (
     whole_card_tensor_core_plans,
 )
 from deeprnn.backends.cuda.recurrence.schedule import schedule
-from deeprnn.backends.protocol import Case as BackendCase
 from deeprnn.cells.description import CellDescription
 from deeprnn.cells.expressions import apply, leaf
 from deeprnn.cells.functions import FUNCTIONS, UNITS

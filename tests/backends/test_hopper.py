@@ -7,11 +7,11 @@ from functools import lru_cache
 import pytest
 import torch
 
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.cuda.device import SHARED_LIMIT, Device
 from deeprnn.backends.cuda.gemm import outer_products, row_products, weight_sums
 from deeprnn.backends.cuda.gemm.outer_products import Left, OuterProducts, SumBlock, tiling
 from deeprnn.backends.gradients import matrix_gradients, scatter_to_matrices
-from deeprnn.backends.protocol import Inputs
 from deeprnn.cells.adjoint import adjoint_of
 from tests.backends import cells_by_hand
 from tests.backends.hopper_emulation import Blocks, needs_half

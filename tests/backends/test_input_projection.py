@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import cuda, layer_autograd, plain, unrolling
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.cuda import input_projection, side_stream, time_chunks
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
@@ -22,7 +23,6 @@ from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plans
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.gradients import merged_products
-from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deeprnn.backends.call import Case, Inputs
 from deeprnn.backends.cuda import describe_plan
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.recurrence import run
@@ -28,7 +29,6 @@ from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import (
     WholeCardTensorCorePlan,
     whole_card_tensor_core_shape,
 )
-from deeprnn.backends.protocol import Case, Inputs
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription, Output
 from tests.backends.cells_by_hand import by_name, gru, highway, lstm

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
+from deeprnn.backends.call import Gradients, Inputs
 from deeprnn.backends.gradients import matrix_gradients, vector_gradients
-from deeprnn.backends.protocol import Backend, BackendWithMatrixGradients, Gradients, Inputs, MatrixGradients
+from deeprnn.backends.protocol import Backend, BackendWithMatrixGradients, MatrixGradients
 from deeprnn.backends.registry import load_backend
 from deeprnn.backends.torch_operators import (
     UnrollAttributes,

@@ -7,7 +7,8 @@ from functools import lru_cache
 
 import torch
 
-from deeprnn.backends.protocol import Case, DescribingBackend
+from deeprnn.backends.call import Case
+from deeprnn.backends.protocol import DescribingBackend
 from deeprnn.backends.registry import PREFERENCE, REFERENCE, load_backend
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.cells.description import from_text

@@ -15,15 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.layer_autograd import DirectUnroll
-from deeprnn.backends.protocol import (
-    Case,
-    DirectBackend,
-    DirectCall,
-    InputProjection,
-    Inputs,
-    ProjectionCase,
-)
+from deeprnn.backends.protocol import DirectBackend, DirectCall
 from deeprnn.backends.registry import load_backend
 from deeprnn.backends.transformations import EXACT_TYPES, no_modes_or_transforms
 from deeprnn.backends.unrolling import autocasts, resolve_backend

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
-from deeprnn.backends.protocol import Inputs
+from deeprnn.backends.call import Inputs
 from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import CellDescription, Vector
 from deeprnn.cells.step_graph import columns

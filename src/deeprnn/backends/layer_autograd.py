@@ -13,15 +13,8 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.autograd import Unroll, clone_first_output, gradients_by_autograd
-from deeprnn.backends.protocol import (
-    Case,
-    DirectCall,
-    InputProjection,
-    Inputs,
-    ProjectingBackend,
-    ProjectionCase,
-    SavedTensors,
-)
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase, SavedTensors
+from deeprnn.backends.protocol import DirectCall, ProjectingBackend
 from deeprnn.backends.torch_operators import UnrollAttributes
 from deeprnn.backends.transformations import plain_tensors
 from deeprnn.backends.wiring import Wiring

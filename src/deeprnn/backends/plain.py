@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deeprnn.backends.protocol import Gradients, Inputs
+from deeprnn.backends.call import Gradients, Inputs
 from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription
 from deeprnn.cells.step_graph import backward_step, block_of, forward_step, product_blocks

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
-from deeprnn.backends.protocol import Case, Gradients, Inputs
+from deeprnn.backends.call import Case, Gradients, Inputs
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.cells.attribute_table import AttributeTable
 from deeprnn.cells.description import from_text

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
-from deeprnn.backends.protocol import Case, Gradients, Inputs
+from deeprnn.backends.call import Case, Gradients, Inputs
 from deeprnn.backends.registry import load_backend
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.cells.adjoint import adjoint_of

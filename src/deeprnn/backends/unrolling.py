@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import autograd, layer_autograd, plain, scan
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.choose import fastest_backend, why_not
-from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectingBackend, ProjectionCase
+from deeprnn.backends.protocol import ProjectingBackend
 from deeprnn.backends.registry import EXPORTABLE, REFERENCE, load_backend
 from deeprnn.backends.transformations import plain_tensors, required_by_transformation
 from deeprnn.cells.description import CellDescription, from_text

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deeprnn.backends.call import Case, InputProjection, Inputs
 from deeprnn.backends.choose import describe, fastest_backend
-from deeprnn.backends.protocol import Case, InputProjection, Inputs
 from deeprnn.backends.unrolling import project_and_unroll
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription

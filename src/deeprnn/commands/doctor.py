@@ -83,8 +83,8 @@ def backends() -> list[dict[str, Any]]:
     """For a plain RNN and a DT(S)-RNN of 400 units: the backend chosen on each device, and why."""
     import torch
 
+    from deeprnn.backends.call import Case
     from deeprnn.backends.choose import describe, fastest_backend, why_not
-    from deeprnn.backends.protocol import Case
     from deeprnn.backends.registry import PREFERENCE
     from deeprnn.cells.deep_transition import DeepTransition
 

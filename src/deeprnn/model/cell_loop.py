@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from deeprnn.backends.protocol import InputProjection, Inputs
+from deeprnn.backends.call import InputProjection, Inputs
 from deeprnn.backends.registry import REFERENCE, check_plain
 from deeprnn.backends.unrolling import project_and_unroll, unroll, without_autocast
 from deeprnn.cells import compiled_plans, draws, plans

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from deeprnn.backends.call import InputProjection
 from deeprnn.backends.direct import eligible_for_direct_call
-from deeprnn.backends.protocol import InputProjection
 from deeprnn.backends.single_step import as_sequence, prefers_torch_ops
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import as_sizes, name_unit

@@ -12,15 +12,9 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
+from deeprnn.backends.call import Case, Gradients, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.gradients import aligned, aligned_member
-from deeprnn.backends.protocol import (
-    Case,
-    DirectCall,
-    Gradients,
-    InputProjection,
-    Inputs,
-    ProjectionCase,
-)
+from deeprnn.backends.protocol import DirectCall
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.description import CellDescription
 from deeprnn.errors import UserError

@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Case, Gradients, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.cuda.device import Device, device_of, index_of
-from deeprnn.backends.protocol import Case, DirectCall, Gradients, InputProjection, Inputs, ProjectionCase
+from deeprnn.backends.protocol import DirectCall
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import CellDescription

@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Inputs, ProjectionCase, SavedTensors
 from deeprnn.backends.cuda import input_projection
 from deeprnn.backends.cuda.driver import recorded, stream_of
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
@@ -22,7 +23,6 @@ from deeprnn.backends.cuda.recording import LaunchRecording, NotRecordable, Reco
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.schedule import inline_stages
 from deeprnn.backends.gradients import gradients_of_outputs, merged_products, tiles_matrices_exactly
-from deeprnn.backends.protocol import Inputs, ProjectionCase, SavedTensors
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import adjoint_of
 

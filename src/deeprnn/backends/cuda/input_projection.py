@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.cuda.device import device_of, hopper, index_of
 from deeprnn.backends.cuda.driver import driver_version
 from deeprnn.backends.cuda.epilogue import EpilogueOptions
@@ -28,7 +29,6 @@ from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
 from deeprnn.backends.cuda.side_stream import SideStream
 from deeprnn.backends.cuda.time_chunks import Chunks, time_chunks
 from deeprnn.backends.gradients import matrix_gradients, scatter_to_matrices, vector_gradients_of_sums
-from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.cells.adjoint import adjoint_of
 
 FEWEST_ROWS = 128  # below, torch's product of the input is as fast

@@ -9,9 +9,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import ProjectionCase, SavedTensors
 from deeprnn.backends.cpu.jit.layer import Given, LayerCall
 from deeprnn.backends.gradients import gradients_of_outputs
-from deeprnn.backends.protocol import ProjectionCase, SavedTensors
 
 
 class DirectCall:

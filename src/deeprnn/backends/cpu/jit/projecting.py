@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.cpu.jit.layer import Given, LayerCall, layer_call
-from deeprnn.backends.protocol import InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.wiring import projection_wiring
 from deeprnn.cells.description import CellDescription
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Gradients, Inputs
 from deeprnn.backends.cpu.jit import executor, machine, threads
 from deeprnn.backends.cpu.jit.lowering import (
     InputProjectionShape,
@@ -24,7 +25,6 @@ from deeprnn.backends.cpu.jit.number import NUMBERS
 from deeprnn.backends.cpu.jit.plan import PassPlan
 from deeprnn.backends.cpu.jit.sharing import WorkSplit, share
 from deeprnn.backends.cpu.jit.tables import Call
-from deeprnn.backends.protocol import Gradients, Inputs
 from deeprnn.cells.description import CellDescription, from_text
 
 POINTWISE_WORK = 16

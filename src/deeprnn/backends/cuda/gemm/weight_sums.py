@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.cuda.device import hopper
 from deeprnn.backends.cuda.gemm.outer_products import (
     MOST_COLUMNS,
@@ -24,7 +25,6 @@ from deeprnn.backends.cuda.gemm.outer_products import (
     Target,
 )
 from deeprnn.backends.gradients import merged_products
-from deeprnn.backends.protocol import Inputs
 from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import Vector
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.driver import Kernel
 from deeprnn.backends.cuda.recurrence.plans import ceil_div
 from deeprnn.backends.cuda.recurrence.schedule import Schedule
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
-from deeprnn.backends.protocol import Inputs
 
 WARPS = 8  # of a block, each with a row
 FIELDS = 10  # of a job: `Rows` in max_abs_scan.cu

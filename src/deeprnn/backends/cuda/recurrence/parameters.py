@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.cuda.cell_header import header
 from deeprnn.backends.cuda.epilogue import Epilogue
-from deeprnn.backends.protocol import Inputs
 from deeprnn.cells.adjoint import adjoint_of
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
+from deeprnn.backends.call import Case, Gradients, Inputs
 from deeprnn.backends.cuda.device import device_of
 from deeprnn.backends.cuda.epilogue import Epilogue, EpilogueOptions
 from deeprnn.backends.cuda.recurrence.launch import LoadedKernel, launch, prepare, prepare_plan
@@ -19,7 +20,6 @@ from deeprnn.backends.cuda.recurrence.parameters import Arguments
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan
 from deeprnn.backends.cuda.recurrence.schedule import inline_stages, sent_states, slope_of_sent
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
-from deeprnn.backends.protocol import Case, Gradients, Inputs
 from deeprnn.cells.adjoint import adjoint_of, chain_rule
 from deeprnn.cells.description import CellDescription, Output
 from deeprnn.cells.expressions import Expression, constant, fold, leaf, leaves_of

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
+from deeprnn.backends.call import Case, Gradients, Inputs
 from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.device import Device, device_of, index_of, nvidia
 from deeprnn.backends.cuda.driver import Kernel
@@ -31,7 +32,6 @@ from deeprnn.backends.cuda.recurrence.run import (
     with_first,
 )
 from deeprnn.backends.cuda.recurrence.schedule import NotScheduled, Schedule, schedule, sent_states
-from deeprnn.backends.protocol import Case, Gradients, Inputs
 from deeprnn.cells.adjoint import adjoint_of
 
 THREADS = 128
