@@ -77,7 +77,7 @@ def backward(
     adjoint, steps = adjoint_of(cell), stored[0].shape[-3]
     step = backward_step(cell, tuple(g is not None for g in gradients))
     seen = [previous(cell, stored, inputs, i).unbind(-3) for i in range(len(cell.states))]
-    own_gradients = [g.unbind(-3) for g in gradients if g is not None]
+    given_gradients = [g.unbind(-3) for g in gradients if g is not None]
     saved = [x.unbind(-3) for x in stored]
     parts = [block_of(inputs.matrices, *product) for product in product_blocks(cell)]
     vectors = [x.unsqueeze(-2) for x in inputs.vectors]
@@ -85,7 +85,7 @@ def backward(
     rows = []
     for t in range(steps - 1, -1, -1):
         masks = [at(x, t, inputs.members) for x in inputs.masks]
-        at_t = [[x[t] for x in group] for group in (own_gradients, seen, saved)]
+        at_t = [[x[t] for x in group] for group in (given_gradients, seen, saved)]
         row, *carried = step(*at_t[0], *carried, *at_t[1], *at_t[2], *parts, *vectors, *masks)
         rows.append(row)
         if inputs.reset is not None:

@@ -246,13 +246,13 @@ def _callable_of(function: int) -> Callable[[int, int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(function)
 
 
-class _Kept(threading.local):
+class _ThreadMemory(threading.local):
     """A thread's memory for packed weights."""
 
     memory = torch.empty(0, dtype=torch.uint8)
 
 
-_KEPT = _Kept()
+_THREAD_MEMORY = _ThreadMemory()
 
 
 def _fresh_zeros(size: int) -> tuple[int, int, np.ndarray]:
@@ -266,11 +266,11 @@ _ZEROS = [_fresh_zeros(2**14)]
 
 def _workspace(size: int) -> Tensor:
     """Memory of at least so many bytes, with anything in it."""
-    if _KEPT.memory.numel() >= size:
-        return _KEPT.memory
+    if _THREAD_MEMORY.memory.numel() >= size:
+        return _THREAD_MEMORY.memory
     fresh = torch.empty(size, dtype=torch.uint8)
     if size <= KEPT_WORKSPACE:
-        _KEPT.memory = fresh
+        _THREAD_MEMORY.memory = fresh
     return fresh
 
 
