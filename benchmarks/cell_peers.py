@@ -27,7 +27,7 @@ from deeprnn.cells.description import CellDescription
 from deeprnn.cells.gru import GRU as GRUCell
 from deeprnn.cells.highway import RHN as RHNCell
 from deeprnn.cells.lstm import LSTM as LSTMCell
-from deeprnn.cells.plans import Request, plan_of
+from deeprnn.cells.plans import PlanRequest, plan_of
 from deeprnn.model.drop_in import GRU, LSTM
 from deeprnn.model.layers import DeepRNN
 from deeprnn.model.recurrent import RHN, Recurrent
@@ -71,7 +71,7 @@ def description_of(shape: Shape) -> CellDescription:
     sizes = shape.inputs, shape.hidden
     kinds: dict[str, Callable[..., Cell]] = {"gru": GRUCell, "lstm": LSTMCell, "paced": Paced}
     cell = RHNCell(*sizes, depth=shape.depth) if shape.kind == "rhn" else kinds[shape.kind](*sizes)
-    traced = plan_of(cell, Request(torch.float32, torch.float32, "cpu")).traced
+    traced = plan_of(cell, PlanRequest(torch.float32, torch.float32, "cpu")).traced
     assert traced is not None  # all of these are shipped, or the guide's example
     return traced.cell
 

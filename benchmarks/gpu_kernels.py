@@ -34,10 +34,11 @@ from tests.backends.grid import transition  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from deeprnn.backends import plain  # noqa: E402
+from deeprnn.backends.call import Case, Inputs  # noqa: E402
 from deeprnn.backends.cuda import nvrtc  # noqa: E402
 from deeprnn.backends.cuda.device import Device  # noqa: E402
 from deeprnn.backends.cuda.driver import LOCAL_BYTES, REGISTERS  # noqa: E402
-from deeprnn.backends.cuda.epilogue import Options, code  # noqa: E402
+from deeprnn.backends.cuda.epilogue import EpilogueOptions, epilogue_of  # noqa: E402
 from deeprnn.backends.cuda.recurrence import run  # noqa: E402
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plans  # noqa: E402
 from deeprnn.backends.cuda.recurrence.launch import compile_plan, load_kernel  # noqa: E402
@@ -49,7 +50,6 @@ from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_plans  
 from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import (  # noqa: E402
     whole_card_tensor_core_plans,
 )
-from deeprnn.backends.protocol import Case, Inputs  # noqa: E402
 from deeprnn.bench.measure import relative, seconds_of, surroundings  # noqa: E402
 from deeprnn.cells.deep_transition import DeepTransition  # noqa: E402
 from deeprnn.cells.description import CellDescription  # noqa: E402
@@ -155,11 +155,11 @@ class Shape:
         return Case(CELLS[self.name], torch.device("cuda"), torch.float32, precision)
 
     @property
-    def options(self) -> Options:
+    def options(self) -> EpilogueOptions:
         """Forward everything is kept; backward the last output has a gradient."""
         cell = CELLS[self.name]
         last = tuple(output in cell.new_states for output in cell.outputs)
-        return Options(gradients=last) if self.backward else Options()
+        return EpilogueOptions(gradients=last) if self.backward else EpilogueOptions()
 
 
 def first_ones(plans: list[KernelPlan], best: int, distinct: bool) -> list[KernelPlan]:
@@ -182,9 +182,9 @@ def shapes(kernels: list[str], best: int, distinct: bool = False) -> Iterator[Sh
 
 def compile_one(shape: Shape) -> str | None:
     """Compile one kernel into the cache; runs without a GPU."""
-    own = code(schedule(CELLS[shape.name], shape.backward), shape.options)
+    epilogue = epilogue_of(schedule(CELLS[shape.name], shape.backward), shape.options)
     try:
-        compile_plan(shape.plan, own, Device())
+        compile_plan(shape.plan, epilogue, Device())
     except nvrtc.CompileError as error:
         return f"{shape}: {str(error)[-600:]}"
     return None
@@ -254,7 +254,8 @@ def examine(shape: Shape) -> dict[str, Any]:
     row |= {"plan": plan, "error": error_of(shape)}
     if not row["error"] < 1e-5:
         return row | {"failed": f"off by {row['error']:.1e}"}
-    kernel = load_kernel(shape.plan, code(schedule(CELLS[shape.name], shape.backward), shape.options), 0)
+    epilogue = epilogue_of(schedule(CELLS[shape.name], shape.backward), shape.options)
+    kernel = load_kernel(shape.plan, epilogue, 0)
     row |= {"registers": kernel.attribute(REGISTERS), "local": kernel.attribute(LOCAL_BYTES)}
     inputs, gradient = draw(shape, STEPS)
     forward = make_plan(

@@ -40,7 +40,7 @@ def _forget() -> None:
                 value.cache_clear()
     unrolling._projection_cases.clear()
     direct._calls.clear()
-    direct._seen.clear()
+    direct._seen_once.clear()
 
 
 def _without_module(self: Any, code: bytes, name: str, device: int, shared: int = 0, cluster: int = 1,

@@ -29,9 +29,9 @@ from benchmarks.records import Row, append  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from deeprnn.backends import plain, unroll  # noqa: E402
+from deeprnn.backends.call import Inputs  # noqa: E402
 from deeprnn.backends.cuda import describe_plan  # noqa: E402
 from deeprnn.backends.cuda.device import device_of  # noqa: E402
-from deeprnn.backends.protocol import Inputs  # noqa: E402
 from deeprnn.bench import measure  # noqa: E402
 from deeprnn.bench.first_call import first_calls  # noqa: E402
 from deeprnn.bench.peers import Captured, Peer, Work  # noqa: E402

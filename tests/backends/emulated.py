@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from deeprnn.backends.cuda import nvrtc
-from deeprnn.backends.cuda.epilogue import Code
+from deeprnn.backends.cuda.epilogue import Epilogue
 from deeprnn.backends.cuda.recurrence.launch import macros_of
 from deeprnn.backends.cuda.recurrence.parameters import headers
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan
@@ -18,15 +18,15 @@ from tests.backends.compiling import library
 class EmulatedKernel:
     """Stands in for a loaded kernel of the loop: runs the source in the calling thread."""
 
-    def __init__(self, plan: KernelPlan, own: Code) -> None:
-        text = "".join(f"#define {name} {value}\n" for name, value in macros_of(plan, own).items())
+    def __init__(self, plan: KernelPlan, epilogue: Epilogue) -> None:
+        text = "".join(f"#define {name} {value}\n" for name, value in macros_of(plan, epilogue).items())
         text += "#define __CUDA_ARCH_FEAT 900\n" + (nvrtc.FOLDER / plan.source).read_text()
         place = "float* memory = (float*)machine.memory[machine.now->rank].data();"
         for declaration in ("unsigned char memory[];", "float memory[];"):
             text = text.replace(f"extern __shared__ __align__(128) {declaration}", place)
         text = text.replace("#if __CUDA_ARCH__ >= 900", "#if 1") + '\n#include "run.h"\n'
         self.plan = plan
-        self.run = library(text, headers(own)).run
+        self.run = library(text, headers(epilogue)).run
         self.run.restype = ctypes.c_char_p
 
     def launch(
@@ -42,6 +42,6 @@ class EmulatedKernel:
 
 
 @lru_cache(maxsize=256)
-def emulated_kernel(plan: KernelPlan, own: Code, device: int = 0) -> EmulatedKernel:
+def emulated_kernel(plan: KernelPlan, epilogue: Epilogue, device: int = 0) -> EmulatedKernel:
     """As `launch.load_kernel`."""
-    return EmulatedKernel(plan, own)
+    return EmulatedKernel(plan, epilogue)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
-from deeprnn.backends.protocol import Inputs
+from deeprnn.backends.call import Inputs
 from deeprnn.cells import functions
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription

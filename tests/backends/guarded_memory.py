@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Case
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.recurrence import launch, max_abs_scan, run, whole_card_plans
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plan
@@ -20,7 +21,6 @@ from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import tensor_core_plan
 from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_shape
 from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import whole_card_tensor_core_shape
-from deeprnn.backends.protocol import Case
 from deeprnn.cells.description import CellDescription
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deeprnn.backends.protocol import Inputs
+from deeprnn.backends.call import Inputs
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Product, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, apply, leaf
 from deeprnn.cells.functions import UNITS

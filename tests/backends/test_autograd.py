@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from deeprnn import DeepRNN
 from deeprnn.backends import autograd, choose, plain, registry, torch_operators, unroll
-from deeprnn.backends.protocol import Case, Gradients, Inputs
+from deeprnn.backends.call import Case, Gradients, Inputs
 from deeprnn.cells.description import CellDescription
 from tests.backends import cells_by_hand, grid
 
@@ -60,12 +60,12 @@ def counted(monkeypatch):
     """The backend, registered and with nothing counted yet."""
     monkeypatch.setitem(registry.MODULES, "counted", __name__)
     monkeypatch.setitem(registry.PREFERENCE, "cpu", ("counted",))
-    registry.load.cache_clear()
-    choose._choose_once.cache_clear()
+    registry.load_backend.cache_clear()
+    choose._fastest_backend.cache_clear()
     BACKEND.__init__()
     yield BACKEND
-    registry.load.cache_clear()
-    choose._choose_once.cache_clear()
+    registry.load_backend.cache_clear()
+    choose._fastest_backend.cache_clear()
 
 
 def leaves(cell: CellDescription = DTS, T=4, B=2, P=(), dtype=torch.float32) -> list[Tensor]:

@@ -13,8 +13,8 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from deeprnn.backends import cpu, plain
+from deeprnn.backends.call import Case, Inputs
 from deeprnn.backends.choose import why_not
-from deeprnn.backends.protocol import Case, Inputs
 from deeprnn.backends.unrolling import unroll
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Stage

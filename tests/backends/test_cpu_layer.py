@@ -14,9 +14,9 @@ import deeprnn
 from deeprnn.backends import direct
 from deeprnn.backends.cpu.jit import layer as layer_module
 from deeprnn.backends.cpu.jit import machine, run, sharing, weight_sums
-from deeprnn.backends.cpu.jit.lowering import InputEntry
+from deeprnn.backends.cpu.jit.lowering import InputProjectionShape
 from deeprnn.backends.cpu.jit.weight_sums import WeightSums, serves
-from deeprnn.backends.wiring import Piece, Wiring
+from deeprnn.backends.wiring import ParameterSlice, Wiring
 from deeprnn.bench.cells import Paced
 from deeprnn.cells.deep_transition import DeepTransition
 
@@ -35,7 +35,7 @@ EACH = pytest.mark.parametrize("name", LAYERS)
 def forgetful():
     """No call is known from another test."""
     direct._calls.clear()
-    direct._seen.clear()
+    direct._seen_once.clear()
 
 
 NEVER_IN_LOOP = -(2**60)
@@ -212,7 +212,9 @@ def test_several_threads_may_call_at_once(threads, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sums_over_all_rows(H, I, T, B, dtype):
     cell = DeepTransition((H,), ("tanh",), (False,)).cell
-    wiring = Wiring(cell, ((H, I), (H, H), (H,), (H,)), (0,), (1,), (Piece(2, 0, H), Piece(3, 0, H)))
+    wiring = Wiring(
+        cell, ((H, I), (H, H), (H,), (H,)), (0,), (1,), (ParameterSlice(2, 0, H), ParameterSlice(3, 0, H))
+    )
     assert serves(wiring)
     sums = WeightSums(wiring, I, dtype)
     delta, x, y, first = (torch.randn(*s, dtype=dtype) for s in ((T, B, H), (T, B, I), (T, B, H), (B, H)))
@@ -238,15 +240,15 @@ def test_parameters_in_two_places_are_left_to_other_ways():
     cell = DeepTransition((4,), ("tanh",), (False,)).cell
     assert not serves(Wiring(cell, ((4, 4),), (0,), (0,), ()))  # W is U
     assert not serves(
-        Wiring(cell, ((4, 3), (4, 4), (5,)), (0,), (1,), (Piece(2, 0, 4),))
+        Wiring(cell, ((4, 3), (4, 4), (5,)), (0,), (1,), (ParameterSlice(2, 0, 4),))
     )  # a number of b unused
 
 
 def test_a_bias_that_covers_part_of_a_stage_stays_outside():
     cell = DeepTransition((4,), ("tanh",), (False,)).cell
-    assert InputEntry(3, (4,), ((0, 4),)).fits(cell)
-    assert not InputEntry(3, (4,), ((0, 2),)).fits(cell)
-    assert not InputEntry(3, (2, 2), ()).fits(cell)
+    assert InputProjectionShape(3, (4,), ((0, 4),)).fits(cell)
+    assert not InputProjectionShape(3, (4,), ((0, 2),)).fits(cell)
+    assert not InputProjectionShape(3, (2, 2), ()).fits(cell)
 
 
 @pytest.mark.parametrize(("vector_bytes", "registers"), [(16, 16), (16, 32), (32, 16)])

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain, torch_operators, unroll
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.choose import why_not
 from deeprnn.backends.cuda import describe_plan, driver, nvrtc, why_not_planned
 from deeprnn.backends.cuda.device import Device, device_of
-from deeprnn.backends.cuda.epilogue import Options, code
+from deeprnn.backends.cuda.epilogue import EpilogueOptions, epilogue_of
 from deeprnn.backends.cuda.recurrence import cluster_plans, launch, tensor_core_plans
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plan
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import tensor_core_plan
 from deeprnn.backends.cuda.recurrence.whole_card_plans import whole_card_plans
-from deeprnn.backends.protocol import Inputs
 from tests.backends import cells_by_hand, grid
 from tests.backends.grid import Case, transition
 
@@ -132,7 +132,7 @@ def test_another_cells_kernel_is_another_kernel(compiled):
     for cell in (DTS, cells_by_hand.lstm(100), cells_by_hand.gru(100), DTS):
         plan = make_plan(schedule(cell, False), 1, 1, False, H200)
         assert plan is not None
-        launch.compile_plan(plan, code(schedule(cell, False), Options()), H200)
+        launch.compile_plan(plan, epilogue_of(schedule(cell, False), EpilogueOptions()), H200)
     assert len(compiled) == 3
 
 
@@ -402,10 +402,10 @@ def test_kernels_are_kept_on_disk(tmp_path, monkeypatch):
     own = schedule(transition((17,), ("sigmoid",)), False)
     plan = make_plan(own, 1, 1, False, device_of(0))
     assert plan is not None
-    first = launch.compile_plan(plan, code(own, Options()), device_of(0))
+    first = launch.compile_plan(plan, epilogue_of(own, EpilogueOptions()), device_of(0))
     (kept,) = Path(tmp_path, "kernels").iterdir()
     monkeypatch.setattr(nvrtc, "compile_source", lambda *given: pytest.fail("compiled again"))
-    assert launch.compile_plan(plan, code(own, Options()), device_of(0)) == first
+    assert launch.compile_plan(plan, epilogue_of(own, EpilogueOptions()), device_of(0)) == first
     assert kept.read_bytes().endswith(first)
     assert not [name for name in os.listdir(tmp_path / "kernels") if name.endswith(".tmp")]
 

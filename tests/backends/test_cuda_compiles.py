@@ -61,6 +61,6 @@ def test_every_cuda_source_compiles(monkeypatch):
         nvrtc.cubin(source, macros, "sm_90a")
     cell = grid.transition((80,), ("sigmoid",))
     for backward in (False, True):
-        own = epilogue.code(schedule(cell, backward), epilogue.Options(gradients=(True,)))
+        own = epilogue.epilogue_of(schedule(cell, backward), epilogue.EpilogueOptions(gradients=(True,)))
         stepwise.compile_stage(own, 0, Device())
     assert compiled == {path.name for path in nvrtc.FOLDER.rglob("*.cu")}

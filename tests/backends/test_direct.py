@@ -310,7 +310,7 @@ def test_a_table_of_tiles_is_not_taken_for_addresses():
 
 def test_the_short_way_is_asked_for_where_a_backend_has_one():
     served = {
-        device: any(isinstance(registry.load(name), DirectBackend) for name in names)
+        device: any(isinstance(registry.load_backend(name), DirectBackend) for name in names)
         for device, names in registry.PREFERENCE.items()
     }
     assert served == {device: device in direct.DEVICES for device in registry.PREFERENCE}

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from deeprnn.backends import autograd, plain
+from deeprnn.backends.call import Case as BackendCase
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.recurrence import (
     cluster_plans,
@@ -26,12 +27,11 @@ from deeprnn.backends.cuda.recurrence import (
     whole_card_tensor_core_plans,
 )
 from deeprnn.backends.cuda.recurrence.schedule import schedule
-from deeprnn.backends.protocol import Case as BackendCase
 from deeprnn.cells.description import CellDescription
 from deeprnn.cells.expressions import apply, leaf
 from deeprnn.cells.functions import FUNCTIONS, UNITS
 from deeprnn.cells.library import LIBRARY
-from deeprnn.cells.plans import Request, plan_of
+from deeprnn.cells.plans import PlanRequest, plan_of
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name
 from tests.backends.emulated import emulated_kernel
@@ -49,7 +49,7 @@ def traced(name: str, size: int, *layers: int) -> CellDescription:
     The device "meta" is read as a GPU is.
     """
     cell = LIBRARY[name](5, size, **({"intermediate_sizes": layers} if layers else {}))
-    plan = plan_of(cell, Request(torch.float32, torch.float32, "meta"))
+    plan = plan_of(cell, PlanRequest(torch.float32, torch.float32, "meta"))
     assert plan.traced is not None, plan.reason
     return plan.traced.cell
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.cuda.ctext import device_functions, statements
-from deeprnn.backends.protocol import Inputs
 from deeprnn.backends.unrolling import unroll
 from deeprnn.cells.expressions import apply, leaf
 from deeprnn.cells.functions import FUNCTIONS

@@ -12,7 +12,7 @@ from deeprnn.backends import autograd, plain, registry, torch_operators
 from deeprnn.backends.choose import why_not
 from deeprnn.backends.gradients import matrix_gradients, vector_gradients
 from deeprnn.backends.unrolling import unroll
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.functions import FUNCTIONS
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name
@@ -130,14 +130,14 @@ class Faulty:
             stored = [x * 0.9 for x in stored]
         return plain.backward(cell, gradients, stored, inputs)
 
-    def matrix_gradients(self, own, delta, stored, inputs):
+    def matrix_gradients(self, adjoint, delta, stored, inputs):
         if self.fault == "reset ignored in weight gradients":
             inputs = inputs._replace(reset=None)
-        found = matrix_gradients(own, delta, stored, inputs)
+        found = matrix_gradients(adjoint, delta, stored, inputs)
         if self.fault == "weight gradient missing":
             found[-1] = torch.zeros_like(found[-1])
         if self.fault == "first step left out":
-            found = matrix_gradients(own, torch.cat([delta[:1] * 0, delta[1:]]), stored, inputs)
+            found = matrix_gradients(adjoint, torch.cat([delta[:1] * 0, delta[1:]]), stored, inputs)
         return found
 
 
@@ -162,7 +162,7 @@ def faulty(fault: str, monkeypatch):
     """Unroll by a backend with this fault."""
     backend = Faulty(fault)
     for module in (autograd, torch_operators):
-        monkeypatch.setattr(module, "load", lambda name: backend)
+        monkeypatch.setattr(module, "load_backend", lambda name: backend)
     return lambda cell, inputs, precision: autograd.unroll("faulty", cell.text, precision, inputs)
 
 
@@ -220,13 +220,13 @@ def test_the_derived_backward_pass_is_that_of_autograd(name):
     cell = by_name()[name]
     case = Case(name, cell, T=5, B=2, precision="fp64", reset=True)
     tensors = grid.draw(case, grid.fresh_seed())
-    truth, own = grid.expected(case, tensors), adjoint(cell)
+    truth, adjoint = grid.expected(case, tensors), adjoint_of(cell)
     inputs = grid.inputs_of(cell, tensors)
     stored = plain.forward(cell, inputs, keep=True)
     gradients = [tensors[f"gradient{k}"] for k in range(len(cell.outputs))]
     delta, states = plain.backward(cell, gradients, stored, inputs)
     found = {f"d state{i}": x for i, x in enumerate(states)}
-    found |= {f"d matrix{i}": x for i, x in enumerate(matrix_gradients(own, delta, stored, inputs))}
-    found |= {f"d vector{i}": x for i, x in enumerate(vector_gradients(own, delta))}
+    found |= {f"d matrix{i}": x for i, x in enumerate(matrix_gradients(adjoint, delta, stored, inputs))}
+    found |= {f"d vector{i}": x for i, x in enumerate(vector_gradients(adjoint, delta))}
     for key, value in found.items():
         torch.testing.assert_close(value, truth[key])

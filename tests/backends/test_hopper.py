@@ -7,12 +7,12 @@ from functools import lru_cache
 import pytest
 import torch
 
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.cuda.device import SHARED_LIMIT, Device
 from deeprnn.backends.cuda.gemm import outer_products, row_products, weight_sums
 from deeprnn.backends.cuda.gemm.outer_products import Left, OuterProducts, SumBlock, tiling
-from deeprnn.backends.gradients import assembled, matrix_gradients
-from deeprnn.backends.protocol import Inputs
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.backends.gradients import matrix_gradients, scatter_to_matrices
+from deeprnn.cells.adjoint import adjoint_of
 from tests.backends import cells_by_hand
 from tests.backends.hopper_emulation import Blocks, needs_half
 
@@ -84,7 +84,7 @@ def test_no_processor_has_a_round_of_rows_to_itself():
 
 def test_shared_memory_suffices_for_every_tile():
     assert all(outer_products.shared(columns) <= SHARED_LIMIT for columns in outer_products.TILES)
-    assert row_products.shared(row_products.WIDEST_SHORT, row_products.SHORT) <= SHARED_LIMIT
+    assert row_products.shared(row_products.WIDEST_SHORT, row_products.MAX_RESIDENT_INNER) <= SHARED_LIMIT
     assert row_products.shared(row_products.WIDEST, 10**4) <= SHARED_LIMIT
 
 
@@ -105,7 +105,7 @@ def emulated(monkeypatch):
 
     @lru_cache
     def row_kernels(width, inner, device):
-        short = inner <= row_products.SHORT
+        short = inner <= row_products.MAX_RESIDENT_INNER
         source, split = ("gemm/short_rows.cu", "split") if short else ("gemm/long_rows.cu", "split_matrix")
         given = row_products.macros(width, inner), row_products.shared(width, inner)
         return [Blocks(source, name, *given) for name in (split, "rows_times")]
@@ -113,7 +113,7 @@ def emulated(monkeypatch):
     monkeypatch.setattr(outer_products, "kernels", tall_kernels)
     monkeypatch.setattr(row_products, "kernels", row_kernels)
     for module in (outer_products, row_products):
-        monkeypatch.setattr(module, "device_of", lambda index: Device(processors=4))
+        monkeypatch.setattr(module, "device_of", lambda index: Device(sm_count=4))
     for cached in (tiling, outer_products._layout):
         cached.cache_clear()
     yield
@@ -214,21 +214,25 @@ def test_emulated_rows_times_a_matrix(count, inner, columns, turned, emulated):
 def test_emulated_sums_are_the_gradients_of_every_matrix(name, emulated, monkeypatch):
     """With the sums of the input and the biases, where its product is taken in one with the loop."""
     monkeypatch.setattr(outer_products, "TILES", range(64, 65))
-    own = adjoint(cells_by_hand.by_name(8)[name])
-    sizes = [own.cell.stages[o.stage].size for o in own.cell.outputs]
+    adjoint = adjoint_of(cells_by_hand.by_name(8)[name])
+    sizes = [adjoint.cell.stages[o.stage].size for o in adjoint.cell.outputs]
     stored, delta, x = (
         [torch.rand(9, 5, n) for n in sizes],
-        torch.randn(9, 5, own.width),
+        torch.randn(9, 5, adjoint.width),
         torch.randn(9, 5, 6),
     )
-    states = [torch.randn(5, n) for n in own.cell.states]
-    matrices = [torch.empty(shape) for shape in own.cell.matrices]
+    states = [torch.randn(5, n) for n in adjoint.cell.states]
+    matrices = [torch.empty(shape) for shape in adjoint.cell.matrices]
     inputs = Inputs(None, states, matrices, [], [], torch.rand(9, 5) < 0.2)
-    sums = weight_sums.WeightSums(own, stored, inputs, x, with_bias=True)
+    sums = weight_sums.WeightSums(adjoint, stored, inputs, x, with_bias=True)
     sums.start()
     loop, (d_U, d_b) = sums.finish(delta)
-    entry = delta[..., : own.cell.entry_width].flatten(0, 1)
-    pairs = [*zip(assembled(own, loop), matrix_gradients(own, delta, stored, inputs), strict=True)]
+    entry = delta[..., : adjoint.cell.entry_width].flatten(0, 1)
+    pairs = [
+        *zip(
+            scatter_to_matrices(adjoint, loop), matrix_gradients(adjoint, delta, stored, inputs), strict=True
+        )
+    ]
     for found, truth in (*pairs, (d_U, entry.mT @ x.flatten(0, 1)), (d_b, entry.sum(0))):
         torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-4)
 

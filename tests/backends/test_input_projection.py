@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import cuda, layer_autograd, plain, unrolling
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.cuda import input_projection, side_stream, time_chunks
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
@@ -21,9 +22,8 @@ from deeprnn.backends.cuda.gemm.outer_products import MOST_TILES, SumBlock, tili
 from deeprnn.backends.cuda.recurrence import run
 from deeprnn.backends.cuda.recurrence.cluster_plans import cluster_plans
 from deeprnn.backends.cuda.recurrence.schedule import schedule
-from deeprnn.backends.gradients import shared_products
-from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectionCase
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.backends.gradients import merged_products
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription
 from deeprnn.cells.step_graph import block_of, columns, product_blocks
@@ -48,7 +48,8 @@ def carried(cell: CellDescription, after: Tensor, inputs: Inputs, marks: Tensor 
     """What of the step after a chunk comes back to the state, from its row of delta."""
     blocks = zip(cell.products, product_blocks(cell), strict=True)
     total = sum(
-        columns(after, adjoint(cell).columns[s, i], cell.stages[s].size) @ block_of(inputs.matrices, *block)
+        columns(after, adjoint_of(cell).columns[s, i], cell.stages[s].size)
+        @ block_of(inputs.matrices, *block)
         for (s, i, product), block in blocks
         if product.vector.kind == "state"
     )
@@ -102,8 +103,8 @@ class PlainScan:
 class PlainSums:
     """In the place of `WeightSums`."""
 
-    def __init__(self, own, stored, inputs, x=None, with_bias=False, free_processors=0, onto=None):
-        self.given, self.x, self.with_bias, self.onto = (own, stored, inputs), x, with_bias, onto
+    def __init__(self, adjoint, stored, inputs, x=None, with_bias=False, free_processors=0, onto=None):
+        self.given, self.x, self.with_bias, self.onto = (adjoint, stored, inputs), x, with_bias, onto
         self.started = False
         PlainLaunch.log.append(("memory", len(stored[0]), "main"))
 
@@ -118,10 +119,10 @@ class PlainSums:
     def finish(self, delta, stream=None):
         assert self.started
         PlainLaunch.log.append(("sums", len(delta), "side" if stream else "main"))
-        own, stored, inputs = self.given
-        cell, rows = own.cell, delta.flatten(0, 1)
+        adjoint, stored, inputs = self.given
+        cell, rows = adjoint.cell, delta.flatten(0, 1)
         sums = []
-        for p in shared_products(own):
+        for p in merged_products(adjoint):
             if p.vector.kind == "output":
                 v = stored[cell.outputs.index((p.vector.stage, p.vector.index))]
             else:
@@ -133,7 +134,7 @@ class PlainSums:
         self.sums = sums
         if self.onto is not None:
             self.sums = [a.add_(b) for a, b in zip(self.onto.sums, sums, strict=True)]
-        count = len(shared_products(own))
+        count = len(merged_products(adjoint))
         return self.sums[:count], self.sums[count:]
 
 
@@ -567,9 +568,9 @@ def test_a_layer_with_the_product_of_its_input(kind, backend, marked, batch, mon
 @pytest.mark.parametrize("gates", [cells_by_hand.gru, cells_by_hand.lstm])
 @pytest.mark.parametrize("hidden", [400, 512, 1024])
 def test_sums_of_wide_gates_fit_the_kernels_table(gates, hidden):
-    own = adjoint(gates(hidden))
-    assert weight_sums.fits(own, 128)
-    blocks = weight_sums.blocks(own, 128, True)
+    adjoint = adjoint_of(gates(hidden))
+    assert weight_sums.fits(adjoint, 128)
+    blocks = weight_sums.blocks(adjoint, 128, True)
     for rows in (128, 32768):
         found = tiling(blocks, rows, 1, 132)
         assert found is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deeprnn.backends.call import Case, Inputs
 from deeprnn.backends.cuda import describe_plan
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.recurrence import run
@@ -28,7 +29,6 @@ from deeprnn.backends.cuda.recurrence.whole_card_tensor_core_plans import (
     WholeCardTensorCorePlan,
     whole_card_tensor_core_shape,
 )
-from deeprnn.backends.protocol import Case, Inputs
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription, Output
 from tests.backends.cells_by_hand import by_name, gru, highway, lstm
@@ -175,7 +175,7 @@ def test_a_plan_asks_for_no_more_than_the_card_has(name, batch, device):
         assert plan.shared <= device.shared_limit
         assert plan.cluster <= device.widest_cluster
         if isinstance(plan, WholeCardPlan | WholeCardTensorCorePlan):
-            assert plan.team * plan.teams <= device.processors
+            assert plan.team * plan.teams <= device.sm_count
             assert plan.teams * plan.passes * plan.rows >= batch
 
 
@@ -208,7 +208,7 @@ def test_row_groups_need_room():
 
 
 def test_a_smaller_card_holds_fewer_clusters():
-    small = Device(processors=114)
+    small = Device(sm_count=114)
     assert (small.resident(8), small.resident(16)) == (12, 6)
     plan = plan_for(DTS, 64, device=small)
     assert -(-64 // plan.rows) <= small.resident(plan.cluster)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from deeprnn.backends import plain
-from deeprnn.backends.protocol import Inputs
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.unrolling import unroll
 from deeprnn.cells.description import CellDescription, from_text
 from deeprnn.cells.functions import FUNCTIONS

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from deeprnn.backends import autograd
+from deeprnn.backends.call import Case as BackendCase
 from deeprnn.backends.cuda import stepwise
 from deeprnn.backends.cuda.recurrence.parameters import headers
-from deeprnn.backends.protocol import Case as BackendCase
 from tests.backends import grid
 from tests.backends.cells_by_hand import by_name
 from tests.backends.grid import Case

@@ -186,7 +186,7 @@ def test_a_change_is_noticed(name, x, unharmed):
     layer = deeprnn.Recurrent(cell)
     before = layer(x)[0]
     torch.testing.assert_close(before, by_hand(cell, x))
-    assert not plans.plan_of(cell, plans.Request(torch.float32, torch.float32, "cpu")).reason
+    assert not plans.plan_of(cell, plans.PlanRequest(torch.float32, torch.float32, "cpu")).reason
     change(cell)
     after = layer(x)[0]
     assert not torch.equal(before, after)
@@ -477,7 +477,7 @@ def test_something_computed_at_the_first_call_is_fused_from_the_second(x):
     layer = deeprnn.Recurrent(cell)
     first, second = layer(x)[0], layer(x)[0]
     torch.testing.assert_close(first, second)
-    assert not plans.plan_of(cell, plans.Request(torch.float32, torch.float32, "cpu")).reason
+    assert not plans.plan_of(cell, plans.PlanRequest(torch.float32, torch.float32, "cpu")).reason
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -491,14 +491,14 @@ def test_quantized_products_are_called(x):
 def test_an_attribute_that_changes_at_every_call_is_named(x, caplog):
     cell = cell_of(lambda m, a: a * m.temperature, temperature=1.0)
     type(cell).__qualname__ = "Annealed"
-    request = plans.Request(torch.float32, torch.float32, "cpu")
+    request = plans.PlanRequest(torch.float32, torch.float32, "cpu")
     with caplog.at_level(logging.WARNING, logger="deeprnn"):
         for _ in range(plans.MOST_PLANS + 1):
             cell.temperature *= 0.99
             plans.plan_of(cell, request)
     assert "self.temperature" in caplog.text
     assert "register_buffer" in caplog.text
-    assert len(plans._by_cell[cell].known) <= plans.MOST_PLANS
+    assert len(plans._by_cell[cell].entries) <= plans.MOST_PLANS
 
 
 def scaled_by(cell: Base) -> Callable[[Tensor], Tensor]:
@@ -523,7 +523,8 @@ def test_what_is_known_of_a_cell_does_not_keep_it_alive(x):
     cell.act, cell.same, cell.me = scaled_by(cell), cell.twice, {"me": cell}
     layer = deeprnn.Recurrent(cell)
     layer(x)
-    key, gone = plans.plan_of(cell, plans.Request(torch.float32, torch.float32, "cpu")).key, weakref.ref(cell)
+    key = plans.plan_of(cell, plans.PlanRequest(torch.float32, torch.float32, "cpu")).key
+    gone = weakref.ref(cell)
     assert key in plans.PLANS
     del cell, layer
     gc.collect()

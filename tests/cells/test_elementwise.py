@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deeprnn.backends.protocol import Inputs
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.unrolling import unroll
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Stage
 from deeprnn.cells.expressions import leaf

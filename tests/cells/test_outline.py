@@ -15,7 +15,7 @@ from deeprnn.cells import plans
 from deeprnn.cells.fingerprint import fingerprint, hook_of, outline
 
 T, B, I, H = 5, 2, 3, 4
-REQUEST = plans.Request(torch.float32, torch.float32, "cpu")
+REQUEST = plans.PlanRequest(torch.float32, torch.float32, "cpu")
 
 
 def made() -> Any:
@@ -138,11 +138,11 @@ def test_a_plan_goes_with_the_function_that_it_was_made_of():
     """Another function may get its address: the cell is read again."""
     cell = made()
     first = plans.plan_of(cell, REQUEST)
-    own = plans._by_cell[cell]
-    assert own.last
+    cache = plans._by_cell[cell]
+    assert cache.last
     type(cell).bent = lambda self, a: a
     gc.collect()
-    assert not own.last
+    assert not cache.last
     assert plans.plan_of(cell, REQUEST) is not first
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from deeprnn.cells.cell import Cell
-from deeprnn.cells.plans import Request, plan_of
+from deeprnn.cells.plans import PlanRequest, plan_of
 from deeprnn.model.recurrent import Recurrent
 from tests.cells.test_spellings import compare
 
@@ -144,7 +144,7 @@ def test_reductions_in_cells_of_two_states(rule, sizes):
 
 
 def described(rule):
-    plan = plan_of(Ruled(rule), Request(torch.float32, torch.float32, "cpu"))
+    plan = plan_of(Ruled(rule), PlanRequest(torch.float32, torch.float32, "cpu"))
     assert plan.traced is not None, plan.reason
     return plan.traced.cell
 
@@ -178,4 +178,4 @@ def test_a_gate_for_all_units_is_computed_once():
     ],
 )
 def test_other_reductions_are_refused_by_name(rule, reason):
-    assert reason in plan_of(Ruled(rule), Request(torch.float32, torch.float32, "cpu")).reason
+    assert reason in plan_of(Ruled(rule), PlanRequest(torch.float32, torch.float32, "cpu")).reason

@@ -18,7 +18,7 @@ from deeprnn.cells import lookup
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.functions import UNITS
 from deeprnn.cells.library import LIBRARY
-from deeprnn.cells.plans import Request, plan_of
+from deeprnn.cells.plans import PlanRequest, plan_of
 from deeprnn.errors import UserError
 from deeprnn.model.cell_loop import draw, draw_specs, unroll_cell
 from deeprnn.model.recurrent import Recurrent
@@ -44,7 +44,7 @@ def test_every_unit_of_the_table_serves_a_cell_without_gates(name):
         cell = LIBRARY[name](I, H, unit=unit).double()
         x, h = torch.randn(T, B, I).double(), torch.zeros(B, H).double()
         y, _ = Recurrent(cell)(x)
-        assert not plan_of(cell, Request(x.dtype, x.dtype, "cpu")).reason
+        assert not plan_of(cell, PlanRequest(x.dtype, x.dtype, "cpu")).reason
         for t in range(T):
             recurrent = cell.weight_hh * h if name == "indrnn" else h @ cell.weight_hh.t()
             new = phi(x[t] @ cell.weight_ih.t() + cell.bias + recurrent)
@@ -162,13 +162,13 @@ def loop(layer, x, state, reset=None):
 @pytest.mark.parametrize("name", CELLS)
 def test_it_is_described(name):
     cell = make(name)
-    assert plan_of(cell, Request(torch.float32, torch.float32, "cpu")).reason == ""
+    assert plan_of(cell, PlanRequest(torch.float32, torch.float32, "cpu")).reason == ""
 
 
 @pytest.mark.parametrize("name", [name for name in CELLS if name != "indrnn"])
 def test_a_persistent_kernel_can_run_it(name):
     """But for an IndRNN, which multiplies no matrix in its loop. The device "meta" is read as a GPU is."""
-    traced = plan_of(make(name), Request(torch.float32, torch.float32, "meta")).traced
+    traced = plan_of(make(name), PlanRequest(torch.float32, torch.float32, "meta")).traced
     assert traced is not None
     assert why_not_planned(traced.cell, False, Device()) is None
 
@@ -218,7 +218,7 @@ def test_with_the_same_random_numbers_every_backend_computes_the_same(name):
     kind, options = DRAWING[name]
     cell = make(kind, **options)
     x, state = torch.randn(T, B, I), [torch.randn(B, n) for n in cell.sizes().states]
-    specs = draw_specs(cell, Request(torch.float32, torch.float32, "cpu"))
+    specs = draw_specs(cell, PlanRequest(torch.float32, torch.float32, "cpu"))
     assert specs
     drawn = draw(specs, x, torch.float32)
     found = [

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from deeprnn.cells.plans import Request, plan_of
+from deeprnn.cells.plans import PlanRequest, plan_of
 from deeprnn.model.cell_loop import plain_loop, unroll_cell
 from deeprnn.model.recurrent import Recurrent
 from tests.cells.spellings import EQUIVALENT, FUSED, INPUT, PLAIN, SAME, SYMBOLS, Own, simple
@@ -31,7 +31,7 @@ def example(cell, symbols=False):
 
 def compare(cell, x, states, reset):
     """Outputs and all gradients of the described cell against its own step in a loop."""
-    plan = plan_of(cell, Request(x.dtype, torch.float64, "cpu"))
+    plan = plan_of(cell, PlanRequest(x.dtype, torch.float64, "cpu"))
     assert not plan.reason, plan.reason
     found = unroll_cell(cell, x, states, reset).states
     truth = plain_loop(cell, x, states, reset, None, "auto").states
@@ -90,7 +90,7 @@ def test_narrow_types(name, dtype):
     x, h, reset = example(cell)
     x, h = x.detach().to(dtype), [a.detach().to(dtype) for a in h]
     cell.to(dtype)
-    assert not plan_of(cell, Request(dtype, dtype, "cpu")).reason
+    assert not plan_of(cell, PlanRequest(dtype, dtype, "cpu")).reason
     found, truth = unroll_cell(cell, x, h, reset).states, plain_loop(cell, x, h, reset, None, "auto").states
     assert {y.dtype for y in found} == {dtype}
     torch.testing.assert_close(found, truth, rtol=0.05, atol=0.05)
@@ -99,7 +99,7 @@ def test_narrow_types(name, dtype):
 def test_units_that_are_drawn():
     """A draw whose probability depends on the state is a comparison with a number drawn before the loop."""
     cell = Own(simple, lambda m, x, h: torch.bernoulli(torch.sigmoid(m.U(x) + 4 * h - 2)))
-    assert not plan_of(cell, Request(torch.float32, torch.float32, "cpu")).reason
+    assert not plan_of(cell, PlanRequest(torch.float32, torch.float32, "cpu")).reason
     for p in cell.parameters():
         torch.nn.init.zeros_(p)
     torch.manual_seed(0)
@@ -116,7 +116,8 @@ def test_a_fault_of_the_reader_leaves_the_plain_loop(monkeypatch):
     cell = Own(simple, lambda m, x, h: torch.tanh(m.W(h) + m.U(x)))
     x, states, reset = example(cell)
     monkeypatch.setattr("deeprnn.cells.trace.normalise", lambda recording: {}["missing"])
-    assert "reading it failed: KeyError" in plan_of(cell, Request(torch.float64, torch.float64, "cpu")).reason
+    plan = plan_of(cell, PlanRequest(torch.float64, torch.float64, "cpu"))
+    assert "reading it failed: KeyError" in plan.reason
     found = unroll_cell(cell, x, states, reset).states[0]
     assert torch.equal(found, plain_loop(cell, x, states, reset, None, "auto").states[0])
 
@@ -137,7 +138,7 @@ def test_spellings_of_one_cell(group, k):
     first, cell = Own(make, rules[0]), Own(make, rules[k])
     compare(cell, *example(cell))
     if group in SAME:
-        request = Request(torch.float32, torch.float64, "cpu")
+        request = PlanRequest(torch.float32, torch.float64, "cpu")
         first.double()
         assert plan_of(cell, request).traced.cell == plan_of(first, request).traced.cell
 

@@ -15,18 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.layer_autograd import DirectUnroll
-from deeprnn.backends.protocol import (
-    Case,
-    DirectBackend,
-    DirectCall,
-    InputProjection,
-    Inputs,
-    ProjectionCase,
-)
-from deeprnn.backends.registry import load
-from deeprnn.backends.transformations import PLAIN, nothing_around
-from deeprnn.backends.unrolling import autocasts, select
+from deeprnn.backends.protocol import DirectBackend, DirectCall
+from deeprnn.backends.registry import load_backend
+from deeprnn.backends.transformations import EXACT_TYPES, no_modes_or_transforms
+from deeprnn.backends.unrolling import autocasts, resolve_backend
 from deeprnn.backends.wiring import Wiring
 
 DEVICES = ("cuda", "cpu")
@@ -34,16 +28,16 @@ DEVICES = ("cuda", "cpu")
 MOST_CALLS = 1024
 _calls: dict[tuple, tuple[str, DirectCall] | None] = {}
 """with the names of their backends"""
-_seen: set[tuple] = set()
+_seen_once: set[tuple] = set()
 """met once: preparing a call takes longer than an ordinary one, and lengths may differ from batch to batch"""
 
 
-def may_be_direct(x: Any) -> bool:
+def eligible_for_direct_call(x: Any) -> bool:
     """Whether it is worth asking for the fast path: a plain fp32 tensor where backends have one, and no trace.
 
     In a trace sizes are tensors: not even the wiring can be read there.
     """
-    plain = type(x) in PLAIN and x.device.type in DEVICES and x.dtype == torch.float32
+    plain = type(x) in EXACT_TYPES and x.device.type in DEVICES and x.dtype == torch.float32
     return plain and torch._C._get_tracing_state() is None
 
 
@@ -52,29 +46,34 @@ def direct(
 ) -> tuple[Tensor, list[Tensor]] | None:
     """The output (T, B, n) and the last states (1, B, n) of x (T, B, I); None where the general path is to be taken.
 
-    x is a tensor that `may_be_direct`. The first states are (1, B, n), None for zeros. Parameters are in the wiring's
+    x is `eligible_for_direct_call`. The first states are (1, B, n), None for zeros. Parameters are in the wiring's
     order; None among them stands for one that is no plain parameter of the layer.
     """
-    if not nothing_around() or _is_recorded(x) or autocasts(x.device.type):
+    if not no_modes_or_transforms() or _is_recorded(x) or autocasts(x.device.type):
         return None
     device, keep = x.device, torch.is_grad_enabled()
     for p, shape in zip(parameters, wiring.shapes, strict=True):
-        if type(p) not in PLAIN or p.shape != shape or p.dtype != torch.float32 or p.device != device:
+        if type(p) not in EXACT_TYPES or p.shape != shape or p.dtype != torch.float32 or p.device != device:
             return None
         if not p.is_contiguous():
             return None
     key = wiring, backend, x.shape, device
     if states is not None:
         for h in states:
-            if type(h) not in PLAIN or h.dtype != torch.float32 or h.device != device or h.requires_grad:
+            if (
+                type(h) not in EXACT_TYPES
+                or h.dtype != torch.float32
+                or h.device != device
+                or h.requires_grad
+            ):
                 return None
         key = *key, *[h.shape for h in states]
     if key not in _calls:
-        for known in (_calls, _seen):
+        for known in (_calls, _seen_once):
             if len(known) >= MOST_CALLS:
                 known.clear()
-        if key not in _seen:
-            _seen.add(key)
+        if key not in _seen_once:
+            _seen_once.add(key)
             return None
         _calls[key] = _call_of(wiring, x, states, parameters, backend)
     served = _calls[key]
@@ -106,7 +105,8 @@ def _call_of(
         return None
     if states is not None and [tuple(h.shape) for h in states] != [(1, x.shape[1], n) for n in cell.states]:
         return None
-    chosen, case = load(select(cell.text, x.device, x.dtype, "fp32", backend)), Case(cell, x.device, x.dtype)
+    chosen = load_backend(resolve_backend(cell.text, x.device, x.dtype, "fp32", backend))
+    case = Case(cell, x.device, x.dtype)
     if not isinstance(chosen, DirectBackend):
         return None
     matrices, vectors = [parameters[i] for i in wiring.matrices], wiring.vector_parameters(parameters)

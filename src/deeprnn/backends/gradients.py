@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
-from deeprnn.backends.protocol import Inputs
+from deeprnn.backends.call import Inputs
 from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import CellDescription, Vector
 from deeprnn.cells.step_graph import columns
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     column: int
 
 
-class SharedProduct(NamedTuple):
+class MergedProduct(NamedTuple):
     """Columns of delta, side by side, whose matrices multiply the same vector."""
 
     vector: Vector
@@ -43,12 +43,12 @@ class SharedProduct(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def shared_products(own: Adjoint) -> tuple[SharedProduct, ...]:
+def merged_products(adjoint: Adjoint) -> tuple[MergedProduct, ...]:
     """All products that the gradients of a cell's matrices are made of."""
-    cell = own.cell
+    cell = adjoint.cell
     rows: dict[Vector, list[tuple[int, int, int, int]]] = {}  # (column of delta, matrix, its row, its column)
     for s, i, product in cell.products:
-        place = own.columns[s, i]
+        place = adjoint.columns[s, i]
         rows.setdefault(product.vector, []).extend(
             (
                 place.start + unit * place.step,
@@ -63,14 +63,14 @@ def shared_products(own: Adjoint) -> tuple[SharedProduct, ...]:
         run: list[tuple[int, int, int, int]] = []
         for entry in sorted(entries):
             if run and entry[0] != run[-1][0] + 1:
-                products.append(_shared(vector, run))
+                products.append(_merged(vector, run))
                 run = []
             run.append(entry)
-        products.append(_shared(vector, run))
+        products.append(_merged(vector, run))
     return tuple(products)
 
 
-def _shared(vector: Vector, run: list[tuple[int, int, int, int]]) -> SharedProduct:
+def _merged(vector: Vector, run: list[tuple[int, int, int, int]]) -> MergedProduct:
     segments: list[Segment] = []
     for _, matrix, row, column in run:
         last = segments[-1] if segments else None
@@ -78,51 +78,55 @@ def _shared(vector: Vector, run: list[tuple[int, int, int, int]]) -> SharedProdu
             segments[-1] = last._replace(rows=last.rows + 1)
         else:
             segments.append(Segment(matrix, row, 1, column))
-    return SharedProduct(vector, run[0][0], len(run), tuple(segments))
+    return MergedProduct(vector, run[0][0], len(run), tuple(segments))
 
 
 @lru_cache(maxsize=1024)
-def covered_once(own: Adjoint) -> bool:
+def tiles_matrices_exactly(adjoint: Adjoint) -> bool:
     """Whether every number of every matrix has its gradient in one product: then each may be written to its place."""
     seen: set[tuple[int, int, int]] = set()
-    areas = [0] * len(own.cell.matrices)
-    for product in shared_products(own):
+    areas = [0] * len(adjoint.cell.matrices)
+    for product in merged_products(adjoint):
         for segment in product.segments:
-            areas[segment.matrix] += segment.rows * own.cell.size_of(product.vector)
+            areas[segment.matrix] += segment.rows * adjoint.cell.size_of(product.vector)
             rows = {(segment.matrix, segment.row + i, segment.column) for i in range(segment.rows)}
             if rows & seen:
                 return False
             seen |= rows
-    return areas == [rows * columns for rows, columns in own.cell.matrices]
+    return areas == [rows * columns for rows, columns in adjoint.cell.matrices]
 
 
-def matrix_gradients(own: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs) -> list[Tensor]:
+def matrix_gradients(
+    adjoint: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs
+) -> list[Tensor]:
     """The gradient of every matrix; a leading population dimension is carried along."""
     if inputs.members is not None and delta.device.type == "cpu":
         # One product per member: the same call, hence the same bits, as for that member alone.
         each = [
             matrix_gradients(
-                own, aligned(delta[p]), [aligned(x[p]) for x in stored], aligned_member(inputs, p)
+                adjoint, aligned(delta[p]), [aligned(x[p]) for x in stored], aligned_member(inputs, p)
             )
             for p in range(inputs.members)
         ]
         return [torch.stack(members) for members in zip(*each, strict=True)]
     sums = [
-        _against(own, delta.narrow(-1, product.start, product.width), product.vector, stored, inputs)
-        for product in shared_products(own)
+        _weight_gradient(
+            adjoint, delta.narrow(-1, product.start, product.width), product.vector, stored, inputs
+        )
+        for product in merged_products(adjoint)
     ]
-    return assembled(own, sums)
+    return scatter_to_matrices(adjoint, sums)
 
 
-def assembled(own: Adjoint, sums: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients of whole matrices from the results of `shared_products`."""
-    parts: list[list[tuple[Segment, Tensor]]] = [[] for _ in own.cell.matrices]
-    for product, whole in zip(shared_products(own), sums, strict=True):
+def scatter_to_matrices(adjoint: Adjoint, sums: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of whole matrices from the results of `merged_products`."""
+    parts: list[list[tuple[Segment, Tensor]]] = [[] for _ in adjoint.cell.matrices]
+    for product, whole in zip(merged_products(adjoint), sums, strict=True):
         alone = len(product.segments) == 1
         pieces = [whole] if alone else whole.split([segment.rows for segment in product.segments], -2)
         for segment, piece in zip(product.segments, pieces, strict=True):
             parts[segment.matrix].append((segment, piece))
-    return [_joined(shape, own_parts) for shape, own_parts in zip(own.cell.matrices, parts, strict=True)]
+    return [_joined(shape, of_matrix) for shape, of_matrix in zip(adjoint.cell.matrices, parts, strict=True)]
 
 
 def _joined(shape: tuple[int, int], parts: list[tuple[Segment, Tensor]]) -> Tensor:
@@ -153,25 +157,25 @@ def gradients_of_outputs(
     return of_outputs
 
 
-def vector_gradients(own: Adjoint, delta: Tensor) -> list[Tensor]:
+def vector_gradients(adjoint: Adjoint, delta: Tensor) -> list[Tensor]:
     """The gradient of every parameter with one number a unit."""
-    return _vector_sums(own, delta, lambda part: part.sum((-3, -2)), delta.shape[:-3])
+    return _vector_sums(adjoint, delta, lambda part: part.sum((-3, -2)), delta.shape[:-3])
 
 
-def vector_gradients_of_sums(own: Adjoint, sums: Tensor) -> list[Tensor]:
+def vector_gradients_of_sums(adjoint: Adjoint, sums: Tensor) -> list[Tensor]:
     """The same from the sums of delta over all rows, ([P,] width)."""
-    return _vector_sums(own, sums, lambda part: part, sums.shape[:-1])
+    return _vector_sums(adjoint, sums, lambda part: part, sums.shape[:-1])
 
 
 def _vector_sums(
-    own: Adjoint, x: Tensor, over_rows: Callable[[Tensor], Tensor], lead: Sequence[int]
+    adjoint: Adjoint, x: Tensor, over_rows: Callable[[Tensor], Tensor], lead: Sequence[int]
 ) -> list[Tensor]:
     """For each vector of the cell the sum of all its columns of x; zeros (*lead, n) where it has none."""
-    totals: list[Tensor | None] = [None] * len(own.cell.vectors)
-    for (s, number), rows in own.vector_columns.items():
-        part, known = over_rows(columns(x, rows, own.cell.stages[s].size)), totals[number]
+    totals: list[Tensor | None] = [None] * len(adjoint.cell.vectors)
+    for (s, number), rows in adjoint.vector_columns.items():
+        part, known = over_rows(columns(x, rows, adjoint.cell.stages[s].size)), totals[number]
         totals[number] = part if known is None else known + part
-    sizes = own.cell.vectors
+    sizes = adjoint.cell.vectors
     return [x.new_zeros(*lead, n) if total is None else total for total, n in zip(totals, sizes, strict=True)]
 
 
@@ -185,17 +189,22 @@ def aligned(x: Tensor) -> Tensor:
 
 def aligned_member(inputs: Inputs, p: int) -> Inputs:
     """One member of a population, every tensor `aligned`."""
-    own = inputs.member(p)
+    member = inputs.member(p)
     return Inputs(
-        None if own.A is None else aligned(own.A),
-        *([aligned(x) for x in group] for group in (own.states, own.matrices, own.vectors, own.masks)),
-        reset=own.reset,
+        None if member.A is None else aligned(member.A),
+        *(
+            [aligned(x) for x in group]
+            for group in (member.states, member.matrices, member.vectors, member.masks)
+        ),
+        reset=member.reset,
     )
 
 
-def _against(own: Adjoint, d: Tensor, vector: Vector, stored: Sequence[Tensor], inputs: Inputs) -> Tensor:
+def _weight_gradient(
+    adjoint: Adjoint, d: Tensor, vector: Vector, stored: Sequence[Tensor], inputs: Inputs
+) -> Tensor:
     """Σ_t d(t)ᵀ v(t)."""
-    cell = own.cell
+    cell = adjoint.cell
     if vector.kind == "output":
         return _product(d, stored[cell.outputs.index((vector.stage, vector.index))])
     output, first = stored[cell.outputs.index(cell.new_states[vector.index])], inputs.states[vector.index]
@@ -203,7 +212,7 @@ def _against(own: Adjoint, d: Tensor, vector: Vector, stored: Sequence[Tensor], 
     # A copy of the states is smaller than a product of its own for the first of them, unless there are many rows.
     # For a compiler the copy too: it would compile again for lengths and batches on the other side of the border.
     copied = inputs.reset is not None or torch.compiler.is_compiling()
-    if copied or steps < 2 or steps * output.shape[-2] <= 2 * own.width:
+    if copied or steps < 2 or steps * output.shape[-2] <= 2 * adjoint.width:
         return _product(d, plain.previous(cell, stored, inputs, vector.index))
     started = _product(d.narrow(-3, 0, 1), first.unsqueeze(-3))
     return started + _product(d.narrow(-3, 1, steps - 1), output.narrow(-3, 0, steps - 1))

@@ -12,17 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deeprnn.backends.autograd import Unroll, gradients_by_autograd, with_own_output
-from deeprnn.backends.protocol import (
-    Case,
-    DirectCall,
-    InputProjection,
-    Inputs,
-    ProjectingBackend,
-    ProjectionCase,
-    SavedTensors,
-)
-from deeprnn.backends.torch_operators import Call
+from deeprnn.backends.autograd import Unroll, clone_first_output, gradients_by_autograd
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase, SavedTensors
+from deeprnn.backends.protocol import DirectCall, ProjectingBackend
+from deeprnn.backends.torch_operators import UnrollAttributes
 from deeprnn.backends.transformations import plain_tensors
 from deeprnn.backends.wiring import Wiring
 
@@ -48,7 +41,7 @@ class ProjectAndUnroll(torch.autograd.Function):
         ctx.save_for_backward(*stored, *tensors)
         ctx.set_materialize_grads(False)
         return tuple(
-            with_own_output(projection_case.case.cell, stored)[: len(projection_case.case.cell.outputs)]
+            clone_first_output(projection_case.case.cell, stored)[: len(projection_case.case.cell.outputs)]
         )
 
     @staticmethod
@@ -64,9 +57,9 @@ class ProjectAndUnroll(torch.autograd.Function):
 
         def compute(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
             projection, inputs = projection_case.split(tensors)
-            case, marked = projection_case.case, projection_case.marked
-            call = Call(ctx.backend.name, case.cell.text, case.precision, marked, True)
-            return Unroll.apply(*call, *inputs._replace(A=projection.A).tensors)[: len(gradients)]
+            case, has_reset = projection_case.case, projection_case.has_reset
+            attributes = UnrollAttributes(ctx.backend.name, case.cell.text, case.precision, has_reset, True)
+            return Unroll.apply(*attributes, *inputs._replace(A=projection.A).tensors)[: len(gradients)]
 
         return (None, None, *gradients_by_autograd(compute, tensors, gradients, needed))
 
@@ -120,6 +113,6 @@ def _by_unroll(
     matrices, vectors = [parameters[i] for i in wiring.matrices], wiring.vector_parameters(parameters)
     first = [h[0] for h in states] or [x.new_zeros(x.shape[1], n) for n in cell.states]
     inputs = Inputs(wiring.enter(x, parameters), first, matrices, vectors, [])
-    stored = Unroll.apply(*Call(backend, cell.text, case.precision, False, True), *inputs.tensors)
+    stored = Unroll.apply(*UnrollAttributes(backend, cell.text, case.precision, False, True), *inputs.tensors)
     sequences = [stored[cell.outputs.index(o)] for o in cell.new_states]
     return [sequences[0], *(h[-1:] for h in sequences)]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deeprnn.backends.protocol import Gradients, Inputs
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.backends.call import Gradients, Inputs
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription
 from deeprnn.cells.step_graph import backward_step, block_of, forward_step, product_blocks
 
@@ -57,7 +57,7 @@ def forward(cell: CellDescription, inputs: Inputs, keep: bool = False) -> list[T
 def stored_sizes(cell: CellDescription, keep: bool) -> list[int]:
     """Widths of what a forward pass returns."""
     sizes = [cell.stages[o.stage].size for o in cell.outputs]
-    return sizes + ([cell.stages[s].size for s, _ in adjoint(cell).saved] if keep else [])
+    return sizes + ([cell.stages[s].size for s, _ in adjoint_of(cell).saved] if keep else [])
 
 
 def previous(cell: CellDescription, stored: Sequence[Tensor], inputs: Inputs, state: int) -> Tensor:
@@ -74,10 +74,10 @@ def backward(
     cell: CellDescription, gradients: Sequence[Tensor | None], stored: Sequence[Tensor], inputs: Inputs
 ) -> Gradients:
     """The gradients of every pre-activation and of the first states; as `Backend.backward`, for any device."""
-    own, steps = adjoint(cell), stored[0].shape[-3]
+    adjoint, steps = adjoint_of(cell), stored[0].shape[-3]
     step = backward_step(cell, tuple(g is not None for g in gradients))
     seen = [previous(cell, stored, inputs, i).unbind(-3) for i in range(len(cell.states))]
-    own_gradients = [g.unbind(-3) for g in gradients if g is not None]
+    given_gradients = [g.unbind(-3) for g in gradients if g is not None]
     saved = [x.unbind(-3) for x in stored]
     parts = [block_of(inputs.matrices, *product) for product in product_blocks(cell)]
     vectors = [x.unsqueeze(-2) for x in inputs.vectors]
@@ -85,12 +85,12 @@ def backward(
     rows = []
     for t in range(steps - 1, -1, -1):
         masks = [at(x, t, inputs.members) for x in inputs.masks]
-        at_t = [[x[t] for x in group] for group in (own_gradients, seen, saved)]
+        at_t = [[x[t] for x in group] for group in (given_gradients, seen, saved)]
         row, *carried = step(*at_t[0], *carried, *at_t[1], *at_t[2], *parts, *vectors, *masks)
         rows.append(row)
         if inputs.reset is not None:
             marks = inputs.reset.select(-2, t).unsqueeze(-1)
             carried = [x.masked_fill(marks, 0) for x in carried]
     if not rows:
-        return Gradients(stored[0].new_zeros(*stored[0].shape[:-1], own.width), carried)
+        return Gradients(stored[0].new_zeros(*stored[0].shape[:-1], adjoint.width), carried)
     return Gradients(torch.stack(rows[::-1], -3), carried)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from deeprnn.backends import plain
-from deeprnn.backends.protocol import Case, Gradients, Inputs
+from deeprnn.backends.call import Case, Gradients, Inputs
 
 
 class Reference:

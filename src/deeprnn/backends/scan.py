@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
-from deeprnn.backends.protocol import Case, Gradients, Inputs
+from deeprnn.backends.call import Case, Gradients, Inputs
 from deeprnn.backends.transformations import constant_when_compiled
+from deeprnn.cells.attribute_table import AttributeTable
 from deeprnn.cells.description import from_text
-from deeprnn.cells.plans import Kept
 from deeprnn.cells.step_graph import block_of, forward_step, product_blocks
 
 
-class Layout(NamedTuple):
+class ScannedCell(NamedTuple):
     """What of a cell the loop needs, in plain values: the name of its step, its products' blocks, its outputs."""
 
     step: str
@@ -27,24 +27,24 @@ class Layout(NamedTuple):
     sizes: tuple[int, ...]
 
 
-STEPS = Kept()
+STEPS = AttributeTable()
 """one step of each cell, by name"""
 
 
 @lru_cache(maxsize=512)
-def _layout(text: str) -> Layout:
+def _scanned_cell(text: str) -> ScannedCell:
     cell = from_text(text)
     name = f"step_{sha256(text.encode()).hexdigest()[:16]}"
     STEPS.keep(name, forward_step(cell, False))
     places = tuple(cell.outputs.index(o) for o in cell.new_states)
     sizes = tuple(cell.stages[o.stage].size for o in cell.outputs)
-    return Layout(name, product_blocks(cell), places, sizes)
+    return ScannedCell(name, product_blocks(cell), places, sizes)
 
 
 @constant_when_compiled
-def layout_of(text: str) -> Layout:
-    """The layout of a cell; a compiler runs this while it traces."""
-    return _layout(text)
+def scanned_cell(text: str) -> ScannedCell:
+    """What the loop needs of a cell; a compiler runs this while it traces."""
+    return _scanned_cell(text)
 
 
 def forward(text: str, inputs: Inputs) -> list[Tensor]:
@@ -52,7 +52,7 @@ def forward(text: str, inputs: Inputs) -> list[Tensor]:
     from torch._higher_order_ops.scan import scan
 
     assert inputs.A is not None
-    name, blocks, places, sizes = layout_of(text)
+    name, blocks, places, sizes = scanned_cell(text)
     module = getattr(STEPS, name)
     marks = (
         inputs.A.new_ones(inputs.A.shape[:2]) if inputs.reset is None else (~inputs.reset).to(inputs.A.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from deeprnn.backends.transformations import plain_tensors
 
 
-def by_torch(backend: str, x: Tensor, *states: Tensor) -> bool:
+def prefers_torch_ops(backend: str, x: Tensor, *states: Tensor) -> bool:
     """Whether a call on x (T, B, ·) is one step that is best left to torch's operations."""
     return (
         backend == "auto"

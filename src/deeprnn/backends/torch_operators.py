@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
-from deeprnn.backends.protocol import Case, Gradients, Inputs
-from deeprnn.backends.registry import load
+from deeprnn.backends.call import Case, Gradients, Inputs
+from deeprnn.backends.registry import load_backend
 from deeprnn.backends.transformations import constant_when_compiled
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription, from_text
 
 
-class Call(NamedTuple):
+class UnrollAttributes(NamedTuple):
     """What of a call is no tensor, as plain values: the form in which torch's operators take it."""
 
     backend: str
@@ -70,7 +70,7 @@ def run(
 ) -> list[Tensor]:
     inputs = Inputs.of(from_text(text), tensors)
     case = _case(text, tensors[0].device, tensors[0].dtype, precision)
-    return load(backend).forward(case, inputs, keep)
+    return load_backend(backend).forward(case, inputs, keep)
 
 
 def run_backward(
@@ -84,7 +84,7 @@ def run_backward(
 ) -> list[Tensor]:
     inputs = Inputs.of(from_text(text), tensors, has_A=False)
     case = _case(text, stored[0].device, stored[0].dtype, precision)
-    return flat(load(backend).backward(case, gradients, stored, inputs))
+    return flat(load_backend(backend).backward(case, gradients, stored, inputs))
 
 
 # On every device: which backends serve it is the registry's business.
@@ -101,5 +101,5 @@ def _(backend, cell, precision, inputs, has_reset, keep):
 @torch.library.register_fake("deeprnn::unroll_backward")
 def _(backend, cell, precision, gradients, stored, inputs, has_reset):
     described = from_text(cell)
-    delta = stored[0].new_empty(*stored[0].shape[:-1], adjoint(described).width)
+    delta = stored[0].new_empty(*stored[0].shape[:-1], adjoint_of(described).width)
     return [delta, *(x.new_empty(x.shape) for x in inputs[: len(described.states)])]

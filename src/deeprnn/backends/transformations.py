@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack  # type: ignore[attr-defined]
 from torch._C._functorch import TransformType, get_interpreter_stack, is_legacy_batchedtensor
+from torch.autograd import forward_ad
 
-PLAIN = (Tensor, torch.nn.Parameter)
+from deeprnn.backends.registry import EXPORTABLE, REFERENCE
+
+EXACT_TYPES = (Tensor, torch.nn.Parameter)
 F = TypeVar("F", bound=Callable)
 
 
@@ -35,7 +38,7 @@ def inside_function_transform() -> bool:
     return bool(get_interpreter_stack())
 
 
-def nothing_around() -> bool:
+def no_modes_or_transforms() -> bool:
     """Whether no compiler, no mode that watches operators and no transformation is at work."""
     return not (torch.compiler.is_compiling() or _len_torch_dispatch_stack() or get_interpreter_stack())
 
@@ -45,8 +48,8 @@ def plain_tensors(*tensors: Tensor | None) -> bool:
 
     The gradients of one backward pass may be mapped over although its forward pass was not.
     """
-    return nothing_around() and all(
-        x is None or (type(x) in PLAIN and not is_legacy_batchedtensor(x)) for x in tensors
+    return no_modes_or_transforms() and all(
+        x is None or (type(x) in EXACT_TYPES and not is_legacy_batchedtensor(x)) for x in tensors
     )
 
 
@@ -56,3 +59,21 @@ def batched_by_autograd(*gradients: Tensor | None) -> bool:
     Its older vmap has no rules for custom operators; plain formulas serve it.
     """
     return any(g is not None and is_legacy_batchedtensor(g) for g in gradients)
+
+
+def required_by_transformation() -> str | None:
+    """The backend that a surrounding transformation asks for, None where any will do.
+
+    Forward-mode differentiation, jvp and a vmap inside another need plain operations, and export needs a loop that it
+    can write down.
+    """
+    if torch.compiler.is_exporting():
+        return EXPORTABLE
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0:
+        return REFERENCE
+    levels = [level.key() for level in get_interpreter_stack() or ()]
+    if TransformType.Jvp in levels or levels.count(TransformType.Vmap) > 1:
+        return REFERENCE
+    return None

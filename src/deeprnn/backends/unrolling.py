@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import autograd, layer_autograd, plain, scan
-from deeprnn.backends.choose import choose, required_by_transformation, why_not
-from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectingBackend, ProjectionCase
-from deeprnn.backends.registry import EXPORTABLE, PLAIN, load
-from deeprnn.backends.transformations import plain_tensors
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase
+from deeprnn.backends.choose import fastest_backend, why_not
+from deeprnn.backends.protocol import ProjectingBackend
+from deeprnn.backends.registry import EXPORTABLE, REFERENCE, load_backend
+from deeprnn.backends.transformations import plain_tensors, required_by_transformation
 from deeprnn.cells.description import CellDescription, from_text
 from deeprnn.errors import UserError
 
@@ -48,10 +49,10 @@ def _unroll_checked(
             vectors=[x.to(dtype) for x in inputs.vectors],
         )
         text = cell if isinstance(cell, str) else cell.text
-        name = select(text, device, dtype, precision, backend)
+        name = resolve_backend(text, device, dtype, precision, backend)
         if name == EXPORTABLE:
             return scan.forward(text, inputs)
-        if name == PLAIN and not torch.compiler.is_compiling():  # which would unroll its loop
+        if name == REFERENCE and not torch.compiler.is_compiling():  # which would unroll its loop
             return plain.forward(from_text(text), inputs)
         return autograd.unroll(name, text, precision, inputs)
 
@@ -83,7 +84,8 @@ def _projection_case(
         return _projection_cases[key]
     x = projection.x
     check(cell, inputs, torch.Size((*x.shape[:-1], cell.entry_width)), x.device)
-    chosen, case = load(select(cell.text, x.device, x.dtype, "fp32", backend)), Case(cell, x.device, x.dtype)
+    chosen = load_backend(resolve_backend(cell.text, x.device, x.dtype, "fp32", backend))
+    case = Case(cell, x.device, x.dtype)
     serving = None
     if isinstance(chosen, ProjectingBackend) and chosen.serves_projection(case, projection, inputs):
         serving = chosen, ProjectionCase.of(case, projection, inputs)
@@ -93,10 +95,10 @@ def _projection_case(
     return serving
 
 
-def select(text: str, device: torch.device, dtype: torch.dtype, precision: str, backend: str) -> str:
+def resolve_backend(text: str, device: torch.device, dtype: torch.dtype, precision: str, backend: str) -> str:
     """The backend that was asked for, or the one that serves best."""
     if backend == "auto":
-        return required_by_transformation() or choose(text, str(device), dtype, precision)
+        return required_by_transformation() or fastest_backend(text, str(device), dtype, precision)
     if (reason := why_not(backend, text, str(device), dtype, precision)) is not None:
         raise UserError(f"backend {backend!r} cannot serve this case: {reason}")
     return backend

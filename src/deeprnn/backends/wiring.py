@@ -15,7 +15,7 @@ from torch.nn import functional
 from deeprnn.cells.description import CellDescription
 
 
-class Piece(NamedTuple):
+class ParameterSlice(NamedTuple):
     """Numbers of a parameter with one dimension, and the first column of A, or of a vector, to which they belong."""
 
     parameter: int
@@ -36,8 +36,8 @@ class Wiring:
     """of all parameters"""
     U: tuple[int, ...]
     matrices: tuple[int, ...]
-    biases: tuple[Piece, ...]
-    vectors: tuple[Piece, ...] = ()
+    biases: tuple[ParameterSlice, ...]
+    vectors: tuple[ParameterSlice, ...] = ()
     """one for each of the cell's"""
 
     def enter(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -45,8 +45,8 @@ class Wiring:
         width = self.cell.entry_width
         bias = None
         for p, start, count, column in self.biases:
-            own = functional.pad(parameters[p][start : start + count], (column, width - column - count))
-            bias = own if bias is None else bias + own
+            padded = functional.pad(parameters[p][start : start + count], (column, width - column - count))
+            bias = padded if bias is None else bias + padded
         return functional.linear(x, torch.cat([parameters[i] for i in self.U]), bias)
 
     def vector_parameters(self, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -72,11 +72,11 @@ class Wiring:
 def projection_wiring(cell: CellDescription, heights: tuple[int, ...], biases: int, inputs: int) -> Wiring:
     """That of an `InputProjection`'s U, of these heights, and b, followed by a cell's matrices and vectors."""
     columns, count = [0, *accumulate(heights)], len(heights)
-    pieces = [Piece(count + i, 0, heights[i % count], columns[i % count]) for i in range(biases)]
+    pieces = [ParameterSlice(count + i, 0, heights[i % count], columns[i % count]) for i in range(biases)]
     shapes: list[tuple[int, ...]] = [(n, inputs) for n in heights]
     shapes += [(piece.count,) for piece in pieces]
     first = len(shapes)
     shapes += [*cell.matrices, *((n,) for n in cell.vectors)]
     matrices = tuple(range(first, first + len(cell.matrices)))
-    vectors = tuple(Piece(first + len(matrices) + i, 0, n) for i, n in enumerate(cell.vectors))
+    vectors = tuple(ParameterSlice(first + len(matrices) + i, 0, n) for i, n in enumerate(cell.vectors))
     return Wiring(cell, tuple(shapes), tuple(range(count)), matrices, tuple(pieces), vectors)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deeprnn.backends.choose import choose, describe
-from deeprnn.backends.protocol import Case, InputProjection, Inputs
+from deeprnn.backends.call import Case, InputProjection, Inputs
+from deeprnn.backends.choose import describe, fastest_backend
 from deeprnn.backends.unrolling import project_and_unroll
 from deeprnn.cells.deep_transition import DeepTransition
 from deeprnn.cells.description import CellDescription
@@ -199,7 +199,7 @@ def peers_for(device: str, compiled: bool = False) -> tuple[str, ...]:
 
 def describe_ours(work: Work) -> str:
     """Which backend "auto" takes here, in its own words where it has some."""
-    name = choose(work.cell.text, work.device, torch.float32)
+    name = fastest_backend(work.cell.text, work.device, torch.float32)
     text = describe(name, Case(work.cell, torch.device(work.device), torch.float32), work.batch)
     return f"{name}: {text}" if text else name
 

@@ -39,7 +39,7 @@ class StageAdjoint:
 class Adjoint:
     """Backward code of a cell, stage by stage in the order of the forward pass, and where its results are stored.
 
-    `adjoint` makes each once, so that they compare by identity.
+    `adjoint_of` makes each once, so that they compare by identity.
 
     A backward pass fills one tensor `delta` (T, B, width): first, as wide as A and laid out as A is, the gradients of
     the pre-activations that have an entry, then those of the others, then what the vectors' gradients are sums of.
@@ -94,14 +94,14 @@ class Adjoint:
 def with_saved_as_outputs(cell: CellDescription) -> CellDescription:
     """The same cell, in which what a forward pass saves are outputs: then they may have gradients themselves."""
     stages = tuple(
-        Stage(stage.size, stage.preactivations, (*stage.outputs, *own.saved))
-        for stage, own in zip(cell.stages, adjoint(cell).stages, strict=True)
+        Stage(stage.size, stage.preactivations, (*stage.outputs, *derived.saved))
+        for stage, derived in zip(cell.stages, adjoint_of(cell).stages, strict=True)
     )
     return replace_fields(cell, stages=stages)
 
 
 @lru_cache(maxsize=1024)
-def adjoint(cell: CellDescription) -> Adjoint:
+def adjoint_of(cell: CellDescription) -> Adjoint:
     """The backward pass of a cell."""
     return Adjoint(cell, tuple(_stage(cell, s) for s in range(len(cell.stages))))
 

@@ -66,8 +66,10 @@ class Bounds:
             for argument in node.args:
                 uses[argument] += 1
         bent = {a for n in nodes if n.op not in POLYNOMIAL for a in n.args}
-        own = [n for n in nodes if uses[n] > 1 and n not in bent and (len(n.args) == 1 or n.op == "output")]
-        for node, ends in zip(own, self._by_intervals(own), strict=True):
+        shared = [
+            n for n in nodes if uses[n] > 1 and n not in bent and (len(n.args) == 1 or n.op == "output")
+        ]
+        for node, ends in zip(shared, self._by_intervals(shared), strict=True):
             if all(map(math.isfinite, ends)) and _degree(nodes, node) == 1:
                 yield node
 

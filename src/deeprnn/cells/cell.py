@@ -99,14 +99,14 @@ class Cell(nn.Module):
     def sizes(self) -> Sizes:
         """How wide input, states and output are."""
         if "_sizes" not in self.__dict__:
-            own = self._own_sizes() or _tried(self)
-            _check_arguments(self, own[1])
-            output = own[1][0]
+            own_sizes = self._own_sizes() or _tried(self)
+            _check_arguments(self, own_sizes[1])
+            output = own_sizes[1][0]
             if self.output is not None:
                 with torch.no_grad():
                     like = _first_tensor(self)
-                    output = self.output(*(like.new_zeros(2, n) for n in own[1])).shape[-1]
-            self.__dict__["_sizes"] = Sizes(*own, output)
+                    output = self.output(*(like.new_zeros(2, n) for n in own_sizes[1])).shape[-1]
+            self.__dict__["_sizes"] = Sizes(*own_sizes, output)
         return self.__dict__["_sizes"]
 
     def _own_sizes(self) -> tuple[int, tuple[int, ...]] | None:

@@ -66,6 +66,11 @@ class Stage(NamedTuple):
     preactivations: tuple[Preactivation, ...]
     outputs: tuple[Expression, ...]
 
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The pre-activations that products are added up in."""
+        return tuple(i for i, a in enumerate(self.preactivations) if a.products)
+
 
 class Output(NamedTuple):
     """An output by its stage and its number there."""

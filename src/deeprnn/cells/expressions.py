@@ -31,10 +31,10 @@ class Expression:
     """what is computed, in 16 bytes that are the same in every process: so two expressions compare at once"""
 
     def __post_init__(self) -> None:
-        own = blake2b(f"{self.op} {self.value!r}".encode(), digest_size=16)
+        digest = blake2b(f"{self.op} {self.value!r}".encode(), digest_size=16)
         for arg in self.args:
-            own.update(arg.digest)
-        object.__setattr__(self, "digest", own.digest())
+            digest.update(arg.digest)
+        object.__setattr__(self, "digest", digest.digest())
 
     def __hash__(self) -> int:
         return hash(self.digest)

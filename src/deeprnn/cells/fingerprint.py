@@ -16,7 +16,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from deeprnn.cells.opaque import content_of
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+SCALARS = (bool, int, float, complex, str, bytes, type(None))
 HOOKS = {
     "_forward_pre_hooks": "forward pre-hook",
     "_forward_hooks": "forward hook",
@@ -109,7 +109,7 @@ def outline(module: nn.Module) -> list[Any] | None:
         seen.add(id(part))
         for name, value in attributes.items():
             if name not in OWN:
-                if isinstance(value, PLAIN):
+                if isinstance(value, SCALARS):
                     found += (name, type(value), value)
                 elif isinstance(value, Tensor):
                     found += (name, id(value), value.shape, value.dtype)
@@ -134,7 +134,7 @@ def outline(module: nn.Module) -> list[Any] | None:
                     if type(value) is FunctionType:
                         found += (name, id(value), id(value.__code__))
                     elif name not in OF_EVERY_CLASS:
-                        if not isinstance(value, PLAIN):
+                        if not isinstance(value, SCALARS):
                             return None
                         found += (name, type(value), value)
     return found
@@ -168,7 +168,7 @@ def frozen(value: Any, held: Held = None, depth: int = 4) -> Any:
 
     A tensor in a list, or anywhere else where no path leads to it, is part of what is recorded.
     """
-    if isinstance(value, PLAIN):
+    if isinstance(value, SCALARS):
         return type(value), value
     if isinstance(value, Tensor):
         return known_by_address(value, held)
@@ -237,8 +237,8 @@ def contents(value: Any) -> dict[str, Any]:
             if isinstance(descriptor, MemberDescriptorType):
                 with suppress(AttributeError):  # not set
                     found[name] = descriptor.__get__(value)
-    if isinstance(own := getattr(value, "__dict__", None), dict):
-        found.update(own)
+    if isinstance(attributes := getattr(value, "__dict__", None), dict):
+        found.update(attributes)
     return found
 
 

@@ -101,11 +101,13 @@ def load(name: str) -> str:
         return name
     where, cls = split(name)
     module = import_from(where)
-    own = [n for n, value in vars(module).items() if _is_cell(value) and value.__module__ == module.__name__]
-    if not cls and len(own) == 1:
-        cls = own[0]
+    cells = [
+        n for n, value in vars(module).items() if _is_cell(value) and value.__module__ == module.__name__
+    ]
+    if not cls and len(cells) == 1:
+        cls = cells[0]
     if not _is_cell(getattr(module, cls, None) if cls else None):
-        found = f"it has {', '.join(own)}" if own else "it has no subclass of deeprnn.Cell"
+        found = f"it has {', '.join(cells)}" if cells else "it has no subclass of deeprnn.Cell"
         asked = f"has no cell {cls!r}" if cls else "needs the name of a class, as in my_cells.py:Paced"
         raise UserError(f"{where} {asked}: {found}")
     return rooted(f"{where}:{cls}")
@@ -179,12 +181,12 @@ def _written_in(cls: type, where: str) -> bool:
 def build(name: str, input_size: int, hidden_size: int, options: Sequence[str] = ()) -> Cell:
     """A cell by name; options are written as in a call: depth=3."""
     make, given = find(name), {}
-    own = {"input_size", "hidden_size", "device", "dtype"} if name in LIBRARY else set()
+    fixed = {"input_size", "hidden_size", "device", "dtype"} if name in LIBRARY else set()
     for option in options:
         key, equals, value = option.partition("=")
         if not equals:
             raise UserError(f"cell option {option!r} must be written name=value, such as zoneout=0.1")
-        if key.strip() in own:
+        if key.strip() in fixed:
             raise UserError(
                 f"cell option {option!r}: that is decided by the model and the run, not by the cell"
             )
@@ -226,11 +228,11 @@ def arguments(make: Any) -> list[str]:
     cls = getattr(make, "func", make)
     names: list[str] = []
     for owner in inspect.getmro(cls) if inspect.isclass(cls) else ():
-        own = inspect.signature(owner.__init__).parameters if "__init__" in vars(owner) else {}
+        takes = inspect.signature(owner.__init__).parameters if "__init__" in vars(owner) else {}
         names += [
-            n for n, p in own.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n != "self"
+            n for n, p in takes.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n != "self"
         ]
-        if own and not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+        if takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
             return list(dict.fromkeys(names))
     return []
 

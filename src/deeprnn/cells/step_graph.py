@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.proxy import GraphAppendingTracer
 
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription, Rows
 from deeprnn.cells.expressions import Expression, fold
 from deeprnn.cells.functions import FUNCTIONS
@@ -124,7 +124,7 @@ def forward_step(cell: CellDescription, keep: bool) -> fx.GraphModule:
         def value(node: Expression, pre: list = pre) -> fx.Node:
             return pre[node.value[0]] if node.op == "preactivation" else known(node)  # type: ignore[index]
 
-        saved = adjoint(cell).stages[s].saved if keep else ()
+        saved = adjoint_of(cell).stages[s].saved if keep else ()
         computed = w.evaluate([*stage.outputs, *saved], value)
         for k in range(len(stage.outputs)):
             constant = not isinstance(computed[k], fx.Node)
@@ -139,15 +139,15 @@ def backward_step(cell: CellDescription, given: tuple[bool, ...]) -> fx.GraphMod
 
     `given` says which outputs have gradients from outside; `carried` are those of the new states from the next step.
     """
-    w, own = _Writer(), adjoint(cell)
+    w, adjoint = _Writer(), adjoint_of(cell)
     gradients = w.inputs("gradient", sum(given))
     carried, states = w.inputs("carried", len(cell.states)), w.inputs("state", len(cell.states))
-    stored, saved = w.inputs("output", len(cell.outputs)), w.inputs("saved", len(own.saved))
+    stored, saved = w.inputs("output", len(cell.outputs)), w.inputs("saved", len(adjoint.saved))
     parts = w.inputs("block", len(cell.products))
     known = {"vector": w.inputs("vector", len(cell.vectors)), "mask": w.inputs("mask", len(cell.masks))}
     known["state"] = states
     outputs = dict(zip(map(tuple, cell.outputs), stored, strict=True))
-    kept = dict(zip(own.saved, saved, strict=True))
+    kept = dict(zip(adjoint.saved, saved, strict=True))
     by_product = dict(zip(cell.products, parts, strict=True))
     flow: dict[tuple[str, tuple[int, ...]], Any] = {}
 
@@ -164,7 +164,7 @@ def backward_step(cell: CellDescription, given: tuple[bool, ...]) -> fx.GraphMod
 
     row: list[tuple[Rows, Any]] = []
     for s in range(len(cell.stages) - 1, -1, -1):
-        stage, formulas = cell.stages[s], own.stages[s]
+        stage, formulas = cell.stages[s], adjoint.stages[s]
         zero = w.call(torch.zeros_like, outputs[s, 0])
 
         def value(node: Expression, s: int = s, zero: Any = zero) -> Any:
@@ -178,7 +178,7 @@ def backward_step(cell: CellDescription, given: tuple[bool, ...]) -> fx.GraphMod
         roots = [*formulas.preactivations, *(formula for _, formula in formulas.leaves)]
         values = [w.call(operator.add, zero, x) for x in w.evaluate(roots, value)]  # constants become tensors
         for i, a in enumerate(stage.preactivations):
-            row.append((own.columns[s, i], values[i]))
+            row.append((adjoint.columns[s, i], values[i]))
             for product in a.products:
                 back = w.call(torch.matmul, values[i], by_product[s, i, product])
                 leaf = product.vector.leaf
@@ -186,9 +186,9 @@ def backward_step(cell: CellDescription, given: tuple[bool, ...]) -> fx.GraphMod
         for (node, _), gradient in zip(formulas.leaves, values[len(stage.preactivations) :], strict=True):
             if node.op != "vector":
                 flows(node.op, node.value, gradient)  # type: ignore[arg-type]
-            elif (place := own.vector_columns[s, node.value[0]]) not in own.columns.values():  # type: ignore[index]
+            elif (place := adjoint.vector_columns[s, node.value[0]]) not in adjoint.columns.values():  # type: ignore[index]
                 row.append((place, gradient))
-    delta = _assembled(w, row, own.width)
+    delta = _assembled(w, row, adjoint.width)
     back = [flow.get(("state", (k,))) for k in range(len(cell.states))]
     return w.module(
         [delta, *(w.call(torch.zeros_like, states[k]) if x is None else x for k, x in enumerate(back))]

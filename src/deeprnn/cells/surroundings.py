@@ -66,18 +66,18 @@ class Name(NamedTuple):
 
     variable: Variable
     known: Any
-    own: bool
+    is_part: bool
 
     def holds(self) -> bool:
         """Whether it still stands for that."""
-        return _known(self.variable.value, self.own) == self.known
+        return _known(self.variable.value, self.is_part) == self.known
 
 
 def surroundings(module: nn.Module, held: Held = None) -> tuple[Name, ...]:
     """The names that the code of a module's classes and functions may read; what libraries read is left out."""
     parts = {id(part) for part in module.modules()}
     return tuple(
-        Name(variable, _known(value, own := id(value) in parts, held), own)
+        Name(variable, _known(value, is_part := id(value) in parts, held), is_part)
         for variable in variables(module)
         if (value := variable.value) is not MISSING
     )
@@ -191,6 +191,6 @@ def _uses(code: CodeType) -> _Uses:
     return found
 
 
-def _known(value: Any, own: bool, held: Held = None) -> Any:
+def _known(value: Any, is_part: bool, held: Held = None) -> Any:
     """As attributes are known; the cell's own parts are looked at elsewhere."""
-    return frozen(value, held, 0 if own else 4)
+    return frozen(value, held, 0 if is_part else 4)

@@ -13,17 +13,17 @@ from deeprnn.cells.description import CellDescription
 from deeprnn.cells.tracing import products, reductions
 from deeprnn.cells.tracing.batch_size import mark_batch
 from deeprnn.cells.tracing.columns import Columns
-from deeprnn.cells.tracing.hoisting import Hoisted, extract
+from deeprnn.cells.tracing.hoisting import HoistedNodes, extract
 from deeprnn.cells.tracing.normalising import normalise
-from deeprnn.cells.tracing.pulling import pulled
+from deeprnn.cells.tracing.pulling import pull_expressions
 from deeprnn.cells.tracing.recording import Draw, Recording, Undescribable, record
-from deeprnn.cells.tracing.staging import Staging
-from deeprnn.cells.tracing.writing import Written
+from deeprnn.cells.tracing.staging import StageAssignment
+from deeprnn.cells.tracing.writing import WrittenCell
 
-__all__ = ["Graphs", "Part", "Traced", "Undescribable", "trace"]
+__all__ = ["Graphs", "StatePart", "TracedStep", "Undescribable", "trace"]
 
 
-class Part(NamedTuple):
+class StatePart(NamedTuple):
     """A state of the description: the whole of a state of the cell (places None), or some places of it."""
 
     state: int
@@ -39,14 +39,14 @@ class Graphs(NamedTuple):
 
 
 @dataclass
-class Traced:
+class TracedStep:
     """A step that has been described."""
 
     cell: CellDescription
-    parts: list[Part]
+    parts: list[StatePart]
     held: list[str]  # paths of the tensors that the graphs take
     draws: list[Draw]
-    hoisted: Hoisted
+    hoisted: HoistedNodes
     _graphs: dict[torch.device, Graphs] = field(default_factory=dict)
 
     @property
@@ -66,15 +66,15 @@ class Traced:
         return self._graphs[device]
 
     def _extract(self, device: torch.device) -> Graphs:
-        own, recording = self.hoisted, self.hoisted.columns.recording
-        kinds = own.columns.kinds
-        entering = [] if own.entering is None or self.plain_input else [own.entering]
-        by_step = entering + [n for n, per_sequence in own.masks if not per_sequence]
-        by_sequence = [n for n, per_sequence in own.masks if per_sequence]
+        hoisted, recording = self.hoisted, self.hoisted.columns.recording
+        kinds = hoisted.columns.kinds
+        entering = [] if hoisted.entering is None or self.plain_input else [hoisted.entering]
+        by_step = entering + [n for n, per_sequence in hoisted.masks if not per_sequence]
+        by_sequence = [n for n, per_sequence in hoisted.masks if per_sequence]
         needed = [_boundary(outputs, kinds) for outputs in (by_step, by_sequence)]
         draws = [d.node for d in self.draws]
         once = [d.node for d in self.draws if d.per_sequence]
-        fixed = [*own.written.matrices, *own.vectors, *own.U, *own.b, *needed[0], *needed[1]]
+        fixed = [*hoisted.written.matrices, *hoisted.vectors, *hoisted.U, *hoisted.b, *needed[0], *needed[1]]
         held = [recording.held[name] for name in self.held]
 
         def part(inputs: list[fx.Node], outputs: list[fx.Node]) -> fx.GraphModule:
@@ -112,7 +112,7 @@ def trace(
     states: Sequence[int],
     dtype: torch.dtype,
     narrow_stages: bool = True,
-) -> Traced:
+) -> TracedStep:
     """Describe `step(x, *states)`, or raise `Undescribable` with the operation and the line that prevent it.
 
     With `narrow_stages` a number that many units read, such as a mean, is computed once, by a stage of its own. That
@@ -137,7 +137,7 @@ def _read_operation(columns: Columns, node: fx.Node) -> Sequence[Tensor]:
 
 def _described(
     recording: Recording, other: Recording, parameters: set[str], states: Sequence[int], narrow_stages: bool
-) -> Traced:
+) -> TracedStep:
     mark_batch(recording, other)
     normalise(recording)
 
@@ -146,17 +146,17 @@ def _described(
         columns.read(parameters, _read_operation)
         return columns
 
-    found = pulled(read, states)
-    staging = Staging(found)
+    expressions = pull_expressions(read, states)
+    staging = StageAssignment(expressions)
     staging.arrange()
-    written = Written(staging)
+    written = WrittenCell(staging)
     written.write()
-    hoisted = Hoisted(written)
+    hoisted = HoistedNodes(written)
     hoisted.hoist()
     parts = [
-        Part(a.state, None if a.width == states[a.state] else tuple(a.places.tolist()))
-        for a in found.columns.atoms
+        StatePart(a.state, None if a.width == states[a.state] else tuple(a.places.tolist()))
+        for a in expressions.columns.state_parts
     ]
     used = {n for n in recording.graph.nodes if n.users}
     names = [name for name, node in recording.held.items() if node in used]
-    return Traced(written.cell, parts, names, recording.draws, hoisted)
+    return TracedStep(written.cell, parts, names, recording.draws, hoisted)

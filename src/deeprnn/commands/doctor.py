@@ -83,8 +83,8 @@ def backends() -> list[dict[str, Any]]:
     """For a plain RNN and a DT(S)-RNN of 400 units: the backend chosen on each device, and why."""
     import torch
 
-    from deeprnn.backends.choose import choose, describe, why_not
-    from deeprnn.backends.protocol import Case
+    from deeprnn.backends.call import Case
+    from deeprnn.backends.choose import describe, fastest_backend, why_not
     from deeprnn.backends.registry import PREFERENCE
     from deeprnn.cells.deep_transition import DeepTransition
 
@@ -98,7 +98,7 @@ def backends() -> list[dict[str, Any]]:
         for label, cell in cells.items():
             case = Case(cell, torch.device(device), torch.float32)
             reasons = {name: why_not(name, cell.text, device, case.dtype) for name in PREFERENCE[device]}
-            name = choose(cell.text, device, case.dtype)
+            name = fastest_backend(cell.text, device, case.dtype)
             kernels = {f"B={batch}": describe(name, case, batch) for batch in (1, 64)}
             if len(set(kernels.values())) == 1:
                 kernels = {"any batch": kernels["B=1"]}

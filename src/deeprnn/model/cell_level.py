@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deeprnn.cells import lookup
-from deeprnn.cells.plans import DrawSpec, Request
+from deeprnn.cells.plans import DrawSpec, PlanRequest
 from deeprnn.errors import UserError
 from deeprnn.model.cell_loop import call_cell, draw_specs, unroll_cell
 from deeprnn.model.init import InitSpec
@@ -74,7 +74,7 @@ class CellLevel(nn.Module):
     def draws(self) -> tuple[DrawSpec, ...]:
         """The random numbers that the cell takes as it is: none in evaluation, or where it runs by the plain loop."""
         like = next(self.parameters())
-        return draw_specs(self.cell, Request(like.dtype, like.dtype, str(like.device)))
+        return draw_specs(self.cell, PlanRequest(like.dtype, like.dtype, str(like.device)))
 
     def _entered(self, x: Tensor, like: Tensor) -> Tensor:
         refresh_weights(self)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from deeprnn.backends.protocol import InputProjection, Inputs
-from deeprnn.backends.registry import PLAIN, check_plain
+from deeprnn.backends.call import InputProjection, Inputs
+from deeprnn.backends.registry import REFERENCE, check_plain
 from deeprnn.backends.unrolling import project_and_unroll, unroll, without_autocast
-from deeprnn.cells import draws, plans
+from deeprnn.cells import compiled_plans, draws, plans
 from deeprnn.cells.cell import OWN_START, Cell, handle_of, has_own_start
 from deeprnn.cells.description import from_text
-from deeprnn.cells.plans import DrawSpec, Layout, Request
+from deeprnn.cells.held_tensors import held_tensor, with_tensors
+from deeprnn.cells.plans import DrawSpec, PlanRequest, StepSignature
 from deeprnn.errors import UserError
 from deeprnn.model.overrides import refresh_weights
 from deeprnn.model.tracing import traced_backend
@@ -45,42 +46,43 @@ def unroll_cell(
     if tensors is None:
         refresh_weights(cell)  # `step` is read, the cell itself not called
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors there; a trace is of torch's operations
-        return plain_loop(cell, x, states, reset, tensors, PLAIN, _may_write(cell))
+        return plain_loop(cell, x, states, reset, tensors, REFERENCE, _may_write(cell))
     backend = traced_backend(backend, x, *states)
-    request = Request(x.dtype, states[0].dtype, str(x.device))
+    request = PlanRequest(x.dtype, states[0].dtype, str(x.device))
     if torch.compiler.is_compiling():
-        key = plans.compiled_plan(handle_of(cell), *request, tensors is not None)
+        key = compiled_plans.compiled_plan(handle_of(cell), *request, tensors is not None)
         _guard(cell)
-        layout, may_write = plans.compiled_layout(key), plans.compiled_may_write(key)
+        signature, may_write = compiled_plans.compiled_signature(key), compiled_plans.compiled_may_write(key)
         described = None
     else:
         plan = plans.plan_of(cell, request, None if tensors is None else dict(tensors))
-        key, layout, may_write = plan.key, plan.layout, plan.may_write
-        described = None if layout is None else from_text(layout.text)  # one object for all layers alike
-    if layout is not None and reset is not None and has_own_start(cell):
+        key, signature, may_write = plan.key, plan.signature, plan.may_write
+        # One object for all layers alike.
+        described = None if signature is None else from_text(signature.text)
+    if signature is not None and reset is not None and has_own_start(cell):
         if not torch.compiler.is_compiling():
             plans.log_plain(type(cell).__qualname__, OWN_START)
-        layout = None
-    if layout is None:
+        signature = None
+    if signature is None:
         return plain_loop(cell, x, states, reset, tensors, backend, may_write)
-    values = [plans.held_tensor(cell, path) if tensors is None else tensors[path] for path in layout.held]
-    drawn = draw(layout.draws, x, request.dtype) if drawn is None else drawn
-    projection, inputs = _before_loop(key, layout, values, x, drawn)
+    values = [held_tensor(cell, path) if tensors is None else tensors[path] for path in signature.held]
+    drawn = draw(signature.draws, x, request.dtype) if drawn is None else drawn
+    projection, inputs = _before_loop(key, signature, values, x, drawn)
     masks = [y.to(request.dtype) for y in inputs.masks]  # which may be bool; kernels read numbers
-    inputs = inputs._replace(states=_parts(layout, states), masks=masks, reset=reset)
-    described = layout.text if described is None else described
+    inputs = inputs._replace(states=_parts(signature, states), masks=masks, reset=reset)
+    described = signature.text if described is None else described
     if isinstance(projection, InputProjection):
         outputs = project_and_unroll(described, projection, inputs, backend)
     else:
         outputs = unroll(described, inputs._replace(A=projection), backend)
-    others = [y for k, y in enumerate(outputs) if k not in layout.new_states]
-    return Sequences(_whole(layout, [outputs[k] for k in layout.new_states], len(states)), others)
+    others = [y for k, y in enumerate(outputs) if k not in signature.new_states]
+    return Sequences(_whole(signature, [outputs[k] for k in signature.new_states], len(states)), others)
 
 
-def draw_specs(cell: Cell, request: Request) -> tuple[DrawSpec, ...]:
+def draw_specs(cell: Cell, request: PlanRequest) -> tuple[DrawSpec, ...]:
     """The random numbers that a described cell takes; none where it runs by the plain loop."""
-    layout = plans.plan_of(cell, request).layout
-    return () if layout is None else layout.draws
+    signature = plans.plan_of(cell, request).signature
+    return () if signature is None else signature.draws
 
 
 def draw(specs: Sequence[DrawSpec], x: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -95,9 +97,9 @@ def draw(specs: Sequence[DrawSpec], x: Tensor, dtype: torch.dtype) -> list[Tenso
 
 def _guard(cell: Cell) -> None:
     """Read every setting of the cell, so that compiled code is made anew when one of them changes."""
-    if id(type(cell).step) != plans.compiled_step(handle_of(cell)):
+    if id(type(cell).step) != compiled_plans.compiled_step(handle_of(cell)):
         raise AssertionError("the step changed while it was compiled")
-    for path, name, kind, value in plans.compiled_settings(handle_of(cell)):
+    for path, name, kind, value in compiled_plans.compiled_settings(handle_of(cell)):
         part: Any = cell
         for inner in path:
             part = getattr(part, inner)
@@ -111,35 +113,35 @@ def _guard(cell: Cell) -> None:
 
 
 def _before_loop(
-    key: str, layout: Layout, values: Sequence[Tensor], x: Tensor, drawn: Sequence[Tensor]
+    key: str, signature: StepSignature, values: Sequence[Tensor], x: Tensor, drawn: Sequence[Tensor]
 ) -> tuple[InputProjection | Tensor, Inputs]:
     """What enters, and the matrices, vectors and masks."""
     with without_autocast(x.device.type):  # weights that are computed keep their type
         results = getattr(plans.GRAPHS, f"{key}/fixed")(*values)
     groups, start = [], 0
-    for count in (*layout.counts, *layout.needed):
+    for count in (*signature.counts, *signature.needed):
         groups.append(list(results[start : start + count]))
         start += count
     matrices, vectors, U, b, for_rows, for_sequence = groups
     T, B = x.shape[:2]
     by_step: list[Tensor] = []
     if hasattr(plans.GRAPHS, f"{key}/rows"):
-        rows = [_rows(d, T, B, own.per_sequence) for d, own in zip(drawn, layout.draws, strict=True)]
+        rows = [_rows(d, T, B, spec.per_sequence) for d, spec in zip(drawn, signature.draws, strict=True)]
         by_step = list(getattr(plans.GRAPHS, f"{key}/rows")(T * B, _rows(x, T, B), *rows, *for_rows))
         by_step = [y.reshape(T, B, y.shape[-1]) for y in by_step]
     by_sequence: list[Tensor] = []
     if hasattr(plans.GRAPHS, f"{key}/sequence"):
-        once = [d for d, own in zip(drawn, layout.draws, strict=True) if own.per_sequence]
+        once = [d for d, spec in zip(drawn, signature.draws, strict=True) if spec.per_sequence]
         by_sequence = list(getattr(plans.GRAPHS, f"{key}/sequence")(B, *once, *for_sequence))
-    if layout.enters == "x":
+    if signature.enters == "x":
         projection = InputProjection(x, U, b)
-    elif layout.enters == "source":
+    elif signature.enters == "source":
         projection = InputProjection(by_step.pop(0), U, b)
-    elif layout.enters == "A":
+    elif signature.enters == "A":
         projection = by_step.pop(0)
     else:
         projection = torch.zeros(T, B, 0, dtype=values[0].dtype if values else None, device=x.device)
-    masks = [by_sequence.pop(0) if once else by_step.pop(0) for once in layout.masks]
+    masks = [by_sequence.pop(0) if once else by_step.pop(0) for once in signature.masks]
     return projection, Inputs(None, [], matrices, vectors, masks)
 
 
@@ -150,19 +152,19 @@ def _rows(x: Tensor, T: int, B: int, per_sequence: bool = False) -> Tensor:
     return x.reshape(T * B, *x.shape[2:])
 
 
-def _parts(layout: Layout, states: Sequence[Tensor]) -> list[Tensor]:
+def _parts(signature: StepSignature, states: Sequence[Tensor]) -> list[Tensor]:
     """The states as the description has them: whole, or in parts."""
     return [
         states[k] if places is None else states[k][..., torch.tensor(places, device=states[k].device)]
-        for k, places in layout.parts
+        for k, places in signature.parts
     ]
 
 
-def _whole(layout: Layout, parts: Sequence[Tensor], count: int) -> list[Tensor]:
+def _whole(signature: StepSignature, parts: Sequence[Tensor], count: int) -> list[Tensor]:
     """The cell's own states from those of the description."""
     states = []
     for state in range(count):
-        own = [(places, y) for (k, places), y in zip(layout.parts, parts, strict=True) if k == state]
+        own = [(places, y) for (k, places), y in zip(signature.parts, parts, strict=True) if k == state]
         if own[0][0] is None:
             states.append(own[0][1])
             continue
@@ -256,7 +258,7 @@ def call_cell(
         elif torch.compiler.is_compiling():  # which knows this way
             new = functional_call(cell, dict(tensors), arguments)
         else:
-            new = plans.with_tensors(cell, tensors)(*arguments)
+            new = with_tensors(cell, tensors)(*arguments)
         pairs = zip(_as_states(cell, new), states, strict=True)
         return [h if h.dtype == old.dtype else h.to(old.dtype) for h, old in pairs]
 

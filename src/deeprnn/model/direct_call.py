@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from deeprnn.backends.direct import MOST_CALLS, direct, may_be_direct
-from deeprnn.backends.transformations import nothing_around
+from deeprnn.backends.direct import MOST_CALLS, direct, eligible_for_direct_call
+from deeprnn.backends.transformations import no_modes_or_transforms
 from deeprnn.backends.unrolling import autocasts
-from deeprnn.backends.wiring import Piece, Wiring, projection_wiring
+from deeprnn.backends.wiring import ParameterSlice, Wiring, projection_wiring
 from deeprnn.cells import plans
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.description import from_text
-from deeprnn.cells.plans import Plan
+from deeprnn.cells.held_tensors import held_tensor
+from deeprnn.cells.plans import StepPlan
 from deeprnn.model.operator_specs import PlusSpec
 from deeprnn.model.overrides import refresh_weights
 from deeprnn.model.transition import cell_of
@@ -43,7 +44,7 @@ def call_directly(
 ) -> tuple[Tensor, list[Tensor]] | None:
     """The output laid out as the input is, (T, B, I) or with batch_first (B, T, I), and the last states.
 
-    The input is one that `may_be_direct`.
+    The input is one that `eligible_for_direct_call`.
     """
     if wired.wiring is None or input.dim() != 3:
         return None
@@ -70,10 +71,10 @@ def transition_wiring(spec: PlusSpec) -> Wiring | None:
     shapes += [
         (n, spec.hidden_size) for n, shortcut in zip(spec.widths, spec.shortcuts, strict=True) if shortcut
     ]
-    biases: list[Piece] = []
+    biases: list[ParameterSlice] = []
     if spec.bias:
         for width, column in zip((*spec.widths, spec.widths[0]), (*columns[:-1], 0), strict=True):
-            biases.append(Piece(len(shapes), 0, width, column))
+            biases.append(ParameterSlice(len(shapes), 0, width, column))
             shapes.append((width,))
     matrices = range(depth, len(shapes) - len(biases))
     cell = cell_of(spec, (False,) * depth, False)
@@ -83,18 +84,24 @@ def transition_wiring(spec: PlusSpec) -> Wiring | None:
 # ---- cells
 
 
-def cell_wiring(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Wiring | None:
+def cell_wiring(plan: StepPlan, shapes: Sequence[tuple[int, ...]]) -> Wiring | None:
     """That of a traced cell with these parameters, where its description takes them as they are or in slices."""
-    layout = plan.layout
-    if layout is None or layout.enters != "x" or layout.masks or layout.draws or any(layout.needed):
+    signature = plan.signature
+    if (
+        signature is None
+        or signature.enters != "x"
+        or signature.masks
+        or signature.draws
+        or any(signature.needed)
+    ):
         return None
-    if layout.parts != tuple((k, None) for k in range(len(layout.parts))):
+    if signature.parts != tuple((k, None) for k in range(len(signature.parts))):
         return None
     graph: fx.GraphModule = getattr(plans.GRAPHS, f"{plan.key}/fixed")
     results = _pieces(graph.graph, shapes)
     if results is None:
         return None
-    ends = [0, *accumulate(layout.counts)]
+    ends = [0, *accumulate(signature.counts)]
     matrices, vectors, U, b = (results[i:j] for i, j in pairwise(ends))
     if any(isinstance(v, list) for v in (*matrices, *U)) or any(isinstance(v, int) for v in (*vectors, *b)):
         return None
@@ -102,7 +109,7 @@ def cell_wiring(plan: Plan, shapes: Sequence[tuple[int, ...]]) -> Wiring | None:
         return None
     starts = [0, *accumulate(shapes[u][0] for u in U)]
     biases = [p._replace(column=p.column + start) for own, start in zip(b, starts, strict=False) for p in own]
-    cell = from_text(layout.text)
+    cell = from_text(signature.text)
     return Wiring(cell, tuple(shapes), tuple(U), tuple(matrices), tuple(biases), tuple(v[0] for v in vectors))
 
 
@@ -121,49 +128,60 @@ def call_cell_directly(
     cell: Cell, input: Any, states: Sequence[Any] | None, batch_first: bool, backend: str
 ) -> tuple[Tensor, list[Tensor]] | None:
     """As `call_directly`, of a user's cell on a CPU: what its step computes of parameters alone is computed before."""
-    if not may_be_direct(input) or input.dim() != 3 or input.device.type != "cpu" or not nothing_around():
+    if (
+        not eligible_for_direct_call(input)
+        or input.dim() != 3
+        or input.device.type != "cpu"
+        or not no_modes_or_transforms()
+    ):
         return None
     x = input.transpose(0, 1) if batch_first else input
     if x.shape[0] == 1 or (states is None and type(cell).initial_state is not Cell.initial_state):
         return None
     refresh_weights(cell)  # `step` is read, the cell itself not called
-    plan = plans.plan_of(cell, plans.Request(x.dtype, x.dtype, "cpu"))
+    plan = plans.plan_of(cell, plans.PlanRequest(x.dtype, x.dtype, "cpu"))
     key = plan.key, x.shape[-1]
     if key not in _cells:
         if len(_cells) >= MOST_CALLS:
             _cells.clear()
         _cells[key] = _direct_cell(cell, plan, x.shape[-1])
     own = _cells[key]
-    if own is None or plan.layout is None or autocasts("cpu"):
+    if own is None or plan.signature is None or autocasts("cpu"):
         return None
     graph: fx.GraphModule = getattr(plans.GRAPHS, f"{plan.key}/fixed")
-    results = graph.forward(*[_held(cell, path) for path in plan.layout.held])
+    results = graph.forward(*[_held(cell, path) for path in plan.signature.held])
     outcome = direct(own.wiring, x, states, [results[i] for i in own.order], backend)
     if outcome is None or not batch_first:
         return outcome
     return outcome[0].transpose(0, 1), outcome[1]
 
 
-def _direct_cell(cell: Cell, plan: Plan, inputs: int) -> DirectCell | None:
-    layout = plan.layout
-    if layout is None or layout.enters != "x" or layout.masks or layout.draws or any(layout.needed):
+def _direct_cell(cell: Cell, plan: StepPlan, inputs: int) -> DirectCell | None:
+    signature = plan.signature
+    if (
+        signature is None
+        or signature.enters != "x"
+        or signature.masks
+        or signature.draws
+        or any(signature.needed)
+    ):
         return None
-    if layout.parts != tuple((k, None) for k in range(len(layout.parts))):
+    if signature.parts != tuple((k, None) for k in range(len(signature.parts))):
         return None
     graph: fx.GraphModule = getattr(plans.GRAPHS, f"{plan.key}/fixed")
-    ends = [0, *accumulate(layout.counts)]
+    ends = [0, *accumulate(signature.counts)]
     matrices, vectors, U, b = (range(i, j) for i, j in pairwise(ends))
     if len(b) > len(U) + 1:
         return None
     with torch.no_grad():
-        results = graph(*[plans.held_tensor(cell, path) for path in layout.held])
+        results = graph(*[held_tensor(cell, path) for path in signature.held])
     heights = tuple([results[i].shape[0] for i in U])
-    wiring = projection_wiring(from_text(layout.text), heights, len(b), inputs)
+    wiring = projection_wiring(from_text(signature.text), heights, len(b), inputs)
     return DirectCell(wiring, [*U, *b, *matrices, *vectors])
 
 
 def _held(cell: Any, path: str) -> Tensor:
-    """`plans.held_tensor`, at once where an attribute is a part or a parameter: `nn.Module` searches."""
+    """`held_tensor`, at once where an attribute is a part or a parameter: `nn.Module` searches."""
     for name in path.split("."):
         attributes = cell.__dict__
         own = attributes["_modules"].get(name)
@@ -182,7 +200,7 @@ def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | N
         args = node.args
         if node.op == "placeholder":
             i = next(numbers)
-            known[node] = i if len(shapes[i]) == 2 else [Piece(i, 0, *shapes[i])]
+            known[node] = i if len(shapes[i]) == 2 else [ParameterSlice(i, 0, *shapes[i])]
         elif node.op == "output":
             return [known[value] for value in args[0]]
         elif node.target == aten.slice.Tensor and isinstance(known[args[0]], list) and len(args) == 4:
@@ -202,23 +220,25 @@ def _pieces(graph: fx.Graph, shapes: Sequence[tuple[int, ...]]) -> list[Any] | N
     return None
 
 
-def _sliced(pieces: Sequence[Piece], start: int, end: int) -> list[Piece]:
+def _sliced(pieces: Sequence[ParameterSlice], start: int, end: int) -> list[ParameterSlice]:
     slices = []
     for p in pieces:
         first, last = max(p.column, start), min(p.column + p.count, end)
         if first < last:
-            slices.append(Piece(p.parameter, p.start + first - p.column, last - first, first - start))
+            slices.append(
+                ParameterSlice(p.parameter, p.start + first - p.column, last - first, first - start)
+            )
     return slices
 
 
 def wired_cell(cell: Cell, tensors: dict[str, Tensor], names: Sequence[str], x: Tensor) -> Wired:
     """Of a layer whose parameters of these names take the places of the cell's."""
     first = next(iter(tensors.values()))
-    plan = plans.plan_of(cell, plans.Request(x.dtype, first.dtype, str(x.device)), tensors)
-    layout = plan.layout
-    if layout is None:
+    plan = plans.plan_of(cell, plans.PlanRequest(x.dtype, first.dtype, str(x.device)), tensors)
+    signature = plan.signature
+    if signature is None:
         return Wired(None, names, type(cell).step)
     by_path = dict(zip(tensors, names, strict=True))
-    held = [by_path[path] for path in layout.held]
-    shapes = [tuple(tensors[path].shape) for path in layout.held]
+    held = [by_path[path] for path in signature.held]
+    shapes = [tuple(tensors[path].shape) for path in signature.held]
     return Wired(cell_wiring(plan, shapes), held, type(cell).step)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from deeprnn.backends.direct import may_be_direct
+from deeprnn.backends.direct import eligible_for_direct_call
 from deeprnn.backends.unrolling import without_autocast
 from deeprnn.cells.cell import Cell
 from deeprnn.cells.fingerprint import hook_of
@@ -174,7 +174,11 @@ class DropIn(RecurrentBase, Generic[S]):
 
     def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Any] | None:
         """Output and last states by the fast path, None where there is none for this call."""
-        if torch.compiler.is_compiling() or type(self) not in (GRU, LSTM) or not may_be_direct(input):
+        if (
+            torch.compiler.is_compiling()
+            or type(self) not in (GRU, LSTM)
+            or not eligible_for_direct_call(input)
+        ):
             return None
         if len(self._cells) != 1 or hook_of(cell := self._cells[0]) is not None:
             return None

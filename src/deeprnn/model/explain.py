@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from deeprnn.backends.choose import choose, why_not
+from deeprnn.backends.choose import fastest_backend, why_not
 from deeprnn.backends.registry import PREFERENCE
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.cell import OWN_START, Cell, has_own_start
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, in_order
-from deeprnn.cells.plans import Plan, Request, plan_of
-from deeprnn.cells.trace import Traced
+from deeprnn.cells.plans import PlanRequest, StepPlan, plan_of
+from deeprnn.cells.trace import TracedStep
 from deeprnn.cells.tracing.algebra import uses
 from deeprnn.cells.tracing.operations import name_of
 
@@ -46,7 +46,7 @@ def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Te
     dtype, weight = layer.weights_dtype(), layer.first_weight()
     device = "cpu" if weight is None else str(weight.device)
     symbols = bool(getattr(cells[0], "symbols", False))
-    request = Request(torch.int64 if symbols else dtype, dtype, device)
+    request = PlanRequest(torch.int64 if symbols else dtype, dtype, device)
     texts: dict[str, list[str]] = {}
     for k, cell in enumerate(cells):
         level, backward = divmod(k, layer.num_directions)
@@ -62,7 +62,7 @@ def explain(layer: Any, cells: Sequence[Cell], tensors: Sequence[Mapping[str, Te
 
 def step_equations(cell: Cell) -> list[str]:
     """What one step of a cell computes, one line each; its docstring's first line where it cannot be described."""
-    plan = plan_of(cell, Request(torch.float32, torch.float32, "cpu"))
+    plan = plan_of(cell, PlanRequest(torch.float32, torch.float32, "cpu"))
     if plan.traced is None:
         first = (type(cell).__doc__ or "").strip().partition("\n")[0]
         return [first or f"{', '.join(cell.state_names())} = step(x, {', '.join(cell.state_names())})"]
@@ -84,7 +84,7 @@ def _meanings(lines: Sequence[str]) -> list[str]:
 
 def entering_parameters(cell: Cell) -> set[str]:
     """The parameters that multiply the input; where a cell is not described, those that are as wide as it alone."""
-    plan = plan_of(cell, Request(torch.float32, torch.float32, "cpu"))
+    plan = plan_of(cell, PlanRequest(torch.float32, torch.float32, "cpu"))
     if plan.traced is None:
         width, states = cell.sizes().input, cell.sizes().states
         return {n for n, p in cell.named_parameters() if p.shape[-1:] == (width,) and width not in states}
@@ -104,7 +104,7 @@ def _ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     return ancestors
 
 
-def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
+def _cell_text(cell: Cell, plan: StepPlan, request: PlanRequest, backend: str) -> str:
     sizes = cell.sizes()
     states = ", ".join(f"{n} ({width})" for n, width in zip(cell.state_names(), sizes.states, strict=True))
     head = f"{type(cell).__name__}: input {sizes.input}, state {states}"
@@ -124,7 +124,7 @@ def _cell_text(cell: Cell, plan: Plan, request: Request, backend: str) -> str:
 class Names:
     """Names for the parts of a description in the text."""
 
-    def __init__(self, cell: CellDescription, state_names: Sequence[str], traced: Traced) -> None:
+    def __init__(self, cell: CellDescription, state_names: Sequence[str], traced: TracedStep) -> None:
         self.states = [
             state_names[p.state] + ("" if p.places is None else f"[{_span(p.places)}]") for p in traced.parts
         ]
@@ -134,7 +134,9 @@ class Names:
             inner = sum(o not in cell.new_states for o in self.outputs) + 1
             self.outputs[output] = states[0] if states else f"z{inner}"
         self.named = 0
-        stages = [self._stage(stage, s, adjoint(cell).stages[s].saved) for s, stage in enumerate(cell.stages)]
+        stages = [
+            self._stage(stage, s, adjoint_of(cell).stages[s].saved) for s, stage in enumerate(cell.stages)
+        ]
         self.lines, self.spelled = zip(*stages, strict=True)
 
     def vector(self, v: Vector) -> str:
@@ -210,7 +212,7 @@ def _span(places: tuple[int, ...]) -> str:
     return f"{len(places)} places"
 
 
-def _before(traced: Traced) -> list[str]:
+def _before(traced: TracedStep) -> list[str]:
     hoisted, cell = traced.hoisted, traced.cell
     recording = hoisted.columns.recording
     paths = {node: path for path, node in recording.held.items()}
@@ -263,18 +265,18 @@ def _rows(rows: Rows, size: int) -> str:
 
 
 def _backward(cell: CellDescription, names: Names) -> list[str]:
-    backward = adjoint(cell)
+    backward = adjoint_of(cell)
     saved = [names.spelled[s][e].text for s, stage in enumerate(backward.stages) for e in stage.saved]
     numbers = sum(cell.stages[s].size for s, _ in backward.saved)
     saves = f"saves {', '.join(saved)} ({numbers} numbers a step)" if saved else "saves nothing more"
     return [f"for backward: reads all of the above that is named, and {saves}"]
 
 
-def _backend(cell: CellDescription, request: Request, backend: str) -> str:
+def _backend(cell: CellDescription, request: PlanRequest, backend: str) -> str:
     device = torch.device(request.device)
     if backend != "auto":
         return f"backend: {backend}, as asked for"
-    chosen = choose(cell.text, request.device, request.dtype)
+    chosen = fastest_backend(cell.text, request.device, request.dtype)
     tried = PREFERENCE.get(device.type, ("reference",))
     reasons = [
         why_not(name, cell.text, request.device, request.dtype) for name in tried[: tried.index(chosen)]

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from deeprnn.backends.direct import may_be_direct
-from deeprnn.backends.protocol import InputProjection
-from deeprnn.backends.single_step import as_sequence, by_torch
+from deeprnn.backends.call import InputProjection
+from deeprnn.backends.direct import eligible_for_direct_call
+from deeprnn.backends.single_step import as_sequence, prefers_torch_ops
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import as_sizes, name_unit
 from deeprnn.model.direct_call import WIRED, Wired, call_directly, transition_wiring
@@ -189,7 +189,7 @@ class DeepRNN(RecurrentBase):
         return torch.cat(parts, -1)
 
     def _call_directly(self, input: Any, hx: Any) -> tuple[Tensor, Tensor] | None:
-        if torch.compiler.is_compiling() or type(self) is not DeepRNN or not may_be_direct(input):
+        if torch.compiler.is_compiling() or type(self) is not DeepRNN or not eligible_for_direct_call(input):
             return None
         level, *others = self._levels
         if others or why_not_described(level.phis) is not None:
@@ -209,7 +209,7 @@ class DeepRNN(RecurrentBase):
         """All layers of a level over a sequence, the states last."""
         spec = level.spec
         U, W, S, b = self._level_weights(level)
-        if reset is None and by_torch(self.backend, x, h0):
+        if reset is None and prefers_torch_ops(self.backend, x, h0):
             *inner, h = single_step(level.phis, x[0], h0, U, W, S, b)
             return [*(z.unsqueeze(0) for z in inner), as_sequence(h)]
         projection = self._project(x, spec, U, b) if None in level.U else InputProjection(x, U, b)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deeprnn.backends.transformations import nothing_around
+from deeprnn.backends.transformations import no_modes_or_transforms
 from deeprnn.errors import UserError, did_you_mean
 from deeprnn.model.equations import nade_logits
 from deeprnn.model.nade_loss import nade_nats
@@ -127,7 +127,7 @@ class NadePredict(Predict):
         if not 0 <= temperature < float("inf"):
             raise UserError(f"temperature={temperature} must be 0 or above; 1 is the model's own")
         b, a = self.biases(out)
-        quick = out.numel() and nothing_around()
+        quick = out.numel() and no_modes_or_transforms()
         return (self._draw_by_chords if quick else self._draw_by_notes)(b, a, u, temperature)
 
     def _draw_by_notes(self, b: Tensor, a: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ class NadePredict(Predict):
         if y.shape != want:
             raise UserError(f"NadePredict: y must be frames of shape {want}, got {tuple(y.shape)}")
         # Values are not there while traced, compiled or transformed; on a GPU to look would be to wait.
-        if y.dtype != torch.bool and y.device.type == "cpu" and nothing_around():
+        if y.dtype != torch.bool and y.device.type == "cpu" and no_modes_or_transforms():
             wrong = (y != 0) & (y != 1)
             if wrong.any():
                 raise UserError(f"NadePredict: y must be zeros and ones, got {y[wrong][0].item():g}")

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from deeprnn.backends.protocol import InputProjection
+from deeprnn.backends.call import InputProjection
 from deeprnn.backends.registry import check_plain
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.backends.unrolling import without_autocast

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from deeprnn.backends.single_step import as_sequence, by_torch
-from deeprnn.backends.transformations import PLAIN
+from deeprnn.backends.single_step import as_sequence, prefers_torch_ops
+from deeprnn.backends.transformations import EXACT_TYPES
 from deeprnn.backends.unrolling import autocasts
 from deeprnn.model.arguments import check_dtype, check_settings
 from deeprnn.model.overrides import refresh_weights
@@ -90,7 +90,7 @@ class SequenceLayer(Traceable):
     def steps_alone(self, x: Tensor, states: Sequence[Tensor]) -> bool:
         """Whether `step_direction` serves a call of one step better, x (1, B, ·): not where levels are dropped out."""
         drops = self.dropout and self.training and self.num_layers > 1
-        return not (drops or self.bidirectional) and by_torch(self.backend, x, *states)
+        return not (drops or self.bidirectional) and prefers_torch_ops(self.backend, x, *states)
 
     def first_weight(self) -> Tensor | None:
         """A parameter or buffer, for the type and the device of all of them."""
@@ -105,11 +105,15 @@ class SequenceLayer(Traceable):
 
     def one_step(self, input: Any, state: Any) -> tuple[Tensor, Any] | None:
         """(output, state) of a call of one step that `steps_alone`; None where the call is to go the general path."""
-        if type(input) not in PLAIN or input.dim() != 3 or input.shape[-1] != self.input_size:
+        if type(input) not in EXACT_TYPES or input.dim() != 3 or input.shape[-1] != self.input_size:
             return None
         x = input.transpose(0, 1) if self.batch_first else input
         states = state if isinstance(state, (tuple, list)) else () if state is None else (state,)
-        if x.shape[0] != 1 or not all(type(h) in PLAIN for h in states) or not self.steps_alone(x, states):
+        if (
+            x.shape[0] != 1
+            or not all(type(h) in EXACT_TYPES for h in states)
+            or not self.steps_alone(x, states)
+        ):
             return None
         self._check_type(x)
         y, new = self._step_levels(x[0], self._first_states(state, x, True))

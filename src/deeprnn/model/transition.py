@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, softplus
 
-from deeprnn.backends.protocol import InputProjection, Inputs
+from deeprnn.backends.call import InputProjection, Inputs
 from deeprnn.backends.registry import check_plain
 from deeprnn.backends.transformations import constant_when_compiled
 from deeprnn.backends.unrolling import project_and_unroll, unroll

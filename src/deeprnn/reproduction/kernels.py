@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from deeprnn.cells.description import CellDescription
-from deeprnn.cells.plans import Request, plan_of
+from deeprnn.cells.plans import PlanRequest, plan_of
 from deeprnn.model.cell_level import CellLevel
 from deeprnn.model.operator_specs import PlusSpec
 from deeprnn.model.sequence_model import SequenceModel
@@ -105,7 +105,7 @@ def _gated(spec: ModelSpec, number: int) -> CellDescription:
 
     level = SequenceModel(spec, initialise=False).levels[number]
     assert isinstance(level, CellLevel)
-    plan = plan_of(level.cell, Request(torch.float32, torch.float32, "cpu"))
+    plan = plan_of(level.cell, PlanRequest(torch.float32, torch.float32, "cpu"))
     if plan.traced is None:
         raise NotScheduled(f"the cell {level.spec.cell} runs as the plain loop")
     return plan.traced.cell

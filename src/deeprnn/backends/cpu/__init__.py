@@ -12,15 +12,9 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
+from deeprnn.backends.call import Case, Gradients, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.gradients import aligned, aligned_member
-from deeprnn.backends.protocol import (
-    Case,
-    DirectCall,
-    Gradients,
-    InputProjection,
-    Inputs,
-    ProjectionCase,
-)
+from deeprnn.backends.protocol import DirectCall
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.description import CellDescription
 from deeprnn.errors import UserError
@@ -176,9 +170,9 @@ def _plain_backward(
         return plain.backward(case.cell, gradients, stored, inputs)
     each = []
     for p in range(inputs.members):
-        own = [None if g is None else aligned(g[p]) for g in gradients]
+        of_member = [None if g is None else aligned(g[p]) for g in gradients]
         each.append(
-            plain.backward(case.cell, own, [aligned(x[p]) for x in stored], aligned_member(inputs, p))
+            plain.backward(case.cell, of_member, [aligned(x[p]) for x in stored], aligned_member(inputs, p))
         )
     states = [torch.stack(members) for members in zip(*(found.states for found in each), strict=True)]
     return Gradients(torch.stack([found.delta for found in each]), states)

@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Case, Gradients, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.cuda.device import Device, device_of, index_of
-from deeprnn.backends.protocol import Case, DirectCall, Gradients, InputProjection, Inputs, ProjectionCase
+from deeprnn.backends.protocol import DirectCall
 from deeprnn.backends.wiring import Wiring
 from deeprnn.cells.adjoint import Adjoint
 from deeprnn.cells.description import CellDescription
@@ -65,18 +66,18 @@ class Cuda:
             return run.backward(case, gradients, stored, inputs)
 
     def matrix_gradients(
-        self, own: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs
+        self, adjoint: Adjoint, delta: Tensor, stored: Sequence[Tensor], inputs: Inputs
     ) -> list[Tensor]:
         """The gradient of every matrix, on Hopper's tensor cores where that is faster; no gradient is recorded."""
         from deeprnn.backends import gradients
         from deeprnn.backends.cuda.gemm import weight_sums
 
-        if not weight_sums.serves(own, delta, inputs.members or 1):
-            return gradients.matrix_gradients(own, delta, stored, inputs)
+        if not weight_sums.serves(adjoint, delta, inputs.members or 1):
+            return gradients.matrix_gradients(adjoint, delta, stored, inputs)
         with current_device(delta):
-            sums = weight_sums.WeightSums(own, stored, inputs)
+            sums = weight_sums.WeightSums(adjoint, stored, inputs)
             sums.start()
-            return gradients.assembled(own, sums.finish(delta)[0])
+            return gradients.scatter_to_matrices(adjoint, sums.finish(delta)[0])
 
     def serves_projection(self, case: Case, projection: InputProjection, inputs: Inputs) -> bool:
         """Whether the input's product should be taken in one with the loop."""

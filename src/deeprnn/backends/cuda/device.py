@@ -19,7 +19,7 @@ class Device:
 
     capability: tuple[int, int] = (9, 0)
     shared_limit: int = SHARED_LIMIT
-    processors: int = 132
+    sm_count: int = 132
 
     @property
     def widest_cluster(self) -> int:
@@ -33,7 +33,7 @@ class Device:
 
     def resident(self, cluster: int) -> int:
         """How many clusters of this size run at once; the others wait for a whole sequence."""
-        return max(1, RESIDENT[cluster - 2] * self.processors // 132)
+        return max(1, RESIDENT[cluster - 2] * self.sm_count // 132)
 
     @property
     def arch(self) -> str:

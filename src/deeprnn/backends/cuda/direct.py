@@ -14,24 +14,24 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Inputs, ProjectionCase, SavedTensors
 from deeprnn.backends.cuda import input_projection
 from deeprnn.backends.cuda.driver import recorded, stream_of
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
 from deeprnn.backends.cuda.gemm.outer_products import MOST_OUTS, SumBlock, Target
-from deeprnn.backends.cuda.recording import NotRecordable, Recorder, Recording, StandIn
+from deeprnn.backends.cuda.recording import LaunchRecording, NotRecordable, Recorder, StandIn
 from deeprnn.backends.cuda.recurrence import run
-from deeprnn.backends.cuda.recurrence.schedule import lower
-from deeprnn.backends.gradients import covered_once, gradients_of_outputs, shared_products
-from deeprnn.backends.protocol import Inputs, ProjectionCase, SavedTensors
+from deeprnn.backends.cuda.recurrence.schedule import inline_stages
+from deeprnn.backends.gradients import gradients_of_outputs, merged_products, tiles_matrices_exactly
 from deeprnn.backends.wiring import Wiring
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.adjoint import adjoint_of
 
 unflatten = torch._C._nn.unflatten_dense_tensors  # type: ignore[attr-defined]
 
 
 def direct_call(projection_case: ProjectionCase, wiring: Wiring) -> DirectCall | None:
     """Both directions, recorded at the first call; None where operations of torch lie between the launches."""
-    if not wiring.uses_all_once or lower(wiring.cell).inlined:
+    if not wiring.uses_all_once or inline_stages(wiring.cell).inlined:
         return None
     if not input_projection.on_tensor_cores(projection_case) or not _separable(wiring):
         return None
@@ -49,13 +49,13 @@ def direct_call(projection_case: ProjectionCase, wiring: Wiring) -> DirectCall |
 
 def _separable(wiring: Wiring) -> bool:
     """Whether every number of every matrix has its gradient in one sum, and the kernel's table holds all of them."""
-    own = adjoint(wiring.cell)
-    if not covered_once(own):
+    adjoint = adjoint_of(wiring.cell)
+    if not tiles_matrices_exactly(adjoint):
         return False
-    places = list(own.vector_columns.values())
+    places = list(adjoint.vector_columns.values())
     if len(places) != len(wiring.vectors) or any(rows.step != 1 for rows in places):
         return False
-    parts = sum(len(product.segments) for product in shared_products(own))
+    parts = sum(len(product.segments) for product in merged_products(adjoint))
     return parts + len(wiring.U) + len(wiring.biases) + len(wiring.vectors) <= MOST_OUTS
 
 
@@ -72,10 +72,10 @@ class DirectCall:
         """of the states' sequences among the outputs; that of the first is the layer's output"""
         self.output = (self.steps, self.batch, cell.states[0])
         self.last = [(1, self.batch, n) for n in cell.states]
-        self.delta = (self.steps, self.batch, adjoint(cell).width)
+        self.delta = (self.steps, self.batch, adjoint_of(cell).width)
         self._numbers = _count(wiring.shapes)
-        self._forward: dict[bool, Recording] = {}
-        self._backward: dict[tuple, Recording] = {}
+        self._forward: dict[bool, LaunchRecording] = {}
+        self._backward: dict[tuple, LaunchRecording] = {}
         self._zeros: dict[int | None, list[Tensor]] = {}
 
     # ---- forward
@@ -110,7 +110,7 @@ class DirectCall:
             self._zeros[stream] = [torch.zeros(shape, device=self.device) for shape in self.last]
         return self._zeros[stream]
 
-    def record_forward(self, keep: bool) -> Recording:
+    def record_forward(self, keep: bool) -> LaunchRecording:
         """The input's product, the loop, and copies of the last states."""
         recorder, wiring = Recorder(self.device), self.wiring
         x, inputs, parameters = self._stand_ins(recorder)
@@ -146,12 +146,12 @@ class DirectCall:
         self, gradients: Sequence[Tensor | None], saved: SavedTensors, wants_x: bool, wants_parameters: bool
     ) -> Sequence[Tensor | None]:
         """See `protocol.DirectCall`."""
-        own_gradients = [
+        dense_gradients = [
             None if g is None else g.contiguous()
             for g in gradients_of_outputs(self.case.cell, self.steps, gradients)
         ]
-        key = (*[g is not None for g in own_gradients], wants_x, wants_parameters)
-        recording = self._backward.get(key) or self._record_backward(key, own_gradients)
+        key = (*[g is not None for g in dense_gradients], wants_x, wants_parameters)
+        recording = self._backward.get(key) or self._record_backward(key, dense_gradients)
         stream = stream_of(self.device)
         x, first = self._read(saved.x, saved.states, stream)
         results = [torch.empty(self._numbers, device=self.device)] if wants_parameters else []
@@ -160,7 +160,7 @@ class DirectCall:
         assert saved.y is not None
         addresses = [t.data_ptr() for t in (x, *first, *saved.parameters, saved.y)]
         addresses.append(0 if saved.workspace is None else saved.workspace.data_ptr())
-        addresses += [t.data_ptr() for t in (*own_gradients, *results) if t is not None]
+        addresses += [t.data_ptr() for t in (*dense_gradients, *results) if t is not None]
         addresses.append(0)
         recording.replay(addresses, stream)
         d_x = self._input_gradient(results[-1], saved.parameters) if wants_x else None
@@ -174,12 +174,13 @@ class DirectCall:
         matrix = U[0] if len(U) == 1 else torch.cat(U)
         return input_projection.input_gradient(entry, matrix, True).view(self.projection_case.shape)
 
-    def _record_backward(self, key: tuple, own_gradients: Sequence[Tensor | None]) -> Recording:
+    def _record_backward(self, key: tuple, dense_gradients: Sequence[Tensor | None]) -> LaunchRecording:
         """The loop, and all sums over its rows."""
-        recorder, own, (*_, wants_x, wants_parameters) = Recorder(self.device), adjoint(self.case.cell), key
+        recorder, adjoint = Recorder(self.device), adjoint_of(self.case.cell)
+        *_, wants_x, wants_parameters = key
         x, inputs, _ = self._stand_ins(recorder)
         stored = self._stored(recorder)
-        gradients = [None if g is None else recorder.stand_in(g.shape) for g in own_gradients]
+        gradients = [None if g is None else recorder.stand_in(g.shape) for g in dense_gradients]
         with recorded(recorder):
             delta = x.new_empty(self.delta)
             loop = run.BackwardLaunch.of(self.case, gradients, stored, inputs, delta)  # type: ignore[arg-type]
@@ -191,7 +192,7 @@ class DirectCall:
                 flat = x.new_empty(self._numbers)
                 targets = self._targets(flat)
                 ones = bool(self.wiring.biases or self.wiring.vectors)
-                sums = weight_sums.WeightSums(own, stored, inputs, x, ones, targets=targets)  # type: ignore[arg-type]
+                sums = weight_sums.WeightSums(adjoint, stored, inputs, x, ones, targets=targets)  # type: ignore[arg-type]
                 sums.all_at_once(delta)  # type: ignore[arg-type]
                 results.append(flat)
             results += [delta] if wants_x else []
@@ -213,17 +214,17 @@ class DirectCall:
 
     def _targets(self, flat: StandIn) -> list[Target]:
         """Where every sum belongs, the parameters' gradients lying one after the other."""
-        wiring, own, inner = self.wiring, adjoint(self.case.cell), self.projection_case.shape[2]
+        wiring, adjoint, inner = self.wiring, adjoint_of(self.case.cell), self.projection_case.shape[2]
         starts = [_count(wiring.shapes[:i]) for i in range(len(wiring.shapes))]
         ones = bool(wiring.biases or wiring.vectors)
-        blocks = weight_sums.blocks(own, inner, ones)
+        blocks = weight_sums.blocks(adjoint, inner, ones)
         targets: list[Target] = []
 
         def add(block: SumBlock, column: int, count: int, parameter: int, start: int, row: int) -> None:
             rows = block._replace(right=column, right_end=column + count)
             targets.append(Target(rows, flat, starts[parameter] + start, row))  # type: ignore[arg-type]
 
-        for product, block in zip(shared_products(own), blocks, strict=False):
+        for product, block in zip(merged_products(adjoint), blocks, strict=False):
             at = product.start
             for segment in product.segments:
                 width = self.case.cell.matrices[segment.matrix][1]
@@ -237,7 +238,7 @@ class DirectCall:
             column += height
         for parameter, start, count, column in wiring.biases:
             add(blocks[-1], column, count, parameter, start, 1)
-        for (_, number), rows in own.vector_columns.items():
+        for (_, number), rows in adjoint.vector_columns.items():
             parameter, start, count, _ = wiring.vectors[number]
             add(blocks[-1], rows.start, count, parameter, start, 1)
         return targets

@@ -10,13 +10,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from deeprnn.backends.cuda.recurrence.schedule import Schedule, lower, slope_of_sent, with_outputs
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.backends.cuda.recurrence.schedule import (
+    Schedule,
+    inline_stages,
+    slope_of_sent,
+    summed_outputs,
+    with_outputs,
+)
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription, Output
 from deeprnn.cells.expressions import Expression, add, constant, in_order, leaf, leaves_of, multiply, replace
 
 
-class Options(NamedTuple):
+class EpilogueOptions(NamedTuple):
     """What of a launch changes the code."""
 
     reset: bool = False
@@ -27,7 +33,7 @@ class Options(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StageCode:
+class StageEpilogue:
     """The code of one stage: expressions over named leaves."""
 
     loads: tuple[Expression, ...]
@@ -51,12 +57,12 @@ class StageCode:
 
 
 @dataclass(frozen=True, eq=False)
-class Code:
-    """The code of a schedule. `code` makes each once, so that they compare by identity."""
+class Epilogue:
+    """The code of a schedule. `epilogue_of` makes each once, so that they compare by identity."""
 
     schedule: Schedule
-    options: Options
-    stages: tuple[StageCode, ...]
+    options: EpilogueOptions
+    stages: tuple[StageEpilogue, ...]
     slots: tuple[int, ...]
     """size of each local value"""
     initial: tuple[int | None, ...]
@@ -66,29 +72,30 @@ class Code:
 
 
 @lru_cache(maxsize=1024)
-def code(schedule: Schedule, options: Options) -> Code:
+def epilogue_of(schedule: Schedule, options: EpilogueOptions) -> Epilogue:
     """The code of every stage."""
-    return _Backward(schedule, options).code() if schedule.backward else _Forward(schedule, options).code()
+    writer = _Backward if schedule.backward else _Forward
+    return writer(schedule, options).epilogue()
 
 
 class _Forward:
     """Forward code. A sum is the leaf preactivation (gate,); states are `carried`, earlier outputs `local` values."""
 
-    def __init__(self, schedule: Schedule, options: Options) -> None:
+    def __init__(self, schedule: Schedule, options: EpilogueOptions) -> None:
         self.schedule, self.options, self.cell = schedule, options, schedule.cell
-        read = [self.cell.stages[stage.stage].outputs for stage in schedule.stages]
+        read = [self.cell.stages[stage.cell_stage].outputs for stage in schedule.stages]
         nodes = [node for outputs in read for node in in_order(outputs) if node.op in ("state", "output")]
         self.slots = {node: slot for slot, node in enumerate(dict.fromkeys(nodes))}
-        self.sent_as = lower(self.cell).sent_as
+        self.sent_as = inline_stages(self.cell).sent_as
 
-    def code(self) -> Code:
-        stages = tuple(self.stage(stage.stage) for stage in self.schedule.stages)
+    def epilogue(self) -> Epilogue:
+        stages = tuple(self.stage(stage.cell_stage) for stage in self.schedule.stages)
         initial = tuple(node.value[0] if node.op == "state" else None for node in self.slots)  # type: ignore[index]
         sizes = tuple(_size(self.cell, node) for node in self.slots)
-        return Code(self.schedule, self.options, stages, sizes, initial, ())
+        return Epilogue(self.schedule, self.options, stages, sizes, initial, ())
 
-    def stage(self, s: int) -> StageCode:
-        stage, own = self.cell.stages[s], adjoint(self.cell).stages[s]
+    def stage(self, s: int) -> StageEpilogue:
+        stage, derived = self.cell.stages[s], adjoint_of(self.cell).stages[s]
         what = {
             node: leaf("carried" if node.op == "state" else "local", slot)
             for node, slot in self.slots.items()
@@ -98,8 +105,8 @@ class _Forward:
             total = leaf("preactivation", next(gates)) if a.products else constant(0.0)
             what[leaf("preactivation", i)] = total if a.entry is None else add(total, leaf("entry", *a.entry))
         outputs = [replace(e, what) for e in stage.outputs]
-        saved = [replace(e, what) for e in own.saved] if self.options.keep else []
-        first = len(self.cell.outputs) + sum(len(x.saved) for x in adjoint(self.cell).stages[:s])
+        saved = [replace(e, what) for e in derived.saved] if self.options.keep else []
+        first = len(self.cell.outputs) + sum(len(x.saved) for x in adjoint_of(self.cell).stages[:s])
         stored = [("stored", self.cell.outputs.index(Output(s, k)), e) for k, e in enumerate(outputs)]
         stored += [("stored", first + k, e) for k, e in enumerate(saved)]
         sets = []
@@ -109,7 +116,7 @@ class _Forward:
                 sets.append((slot, outputs[origin.index]))
         sent = [self._sent(o, outputs[o.index]) for o in sorted(summed_outputs(self.cell)) if o.stage == s]
         roots = [*sent, *(e for *_, e in stored), *(e for _, e in sets)]
-        return StageCode(_loads(roots), tuple(sent), tuple(stored), (1,) * len(stored), tuple(sets))
+        return StageEpilogue(_loads(roots), tuple(sent), tuple(stored), (1,) * len(stored), tuple(sets))
 
     def _sent(self, output: Output, value: Expression) -> Expression:
         """What travels of an output: itself, or a function of it as the next step's products see it."""
@@ -125,66 +132,51 @@ def _size(cell: CellDescription, node: Expression) -> int:
 
 
 def _shifted(formula: Expression) -> dict[Expression, Expression]:
-    """Streams of the next step."""
+    """Masks in the formula, read one step ahead."""
     return {n: leaf("next_mask", *n.value) for n in leaves_of([formula], "mask")}  # type: ignore[misc]
-
-
-def summed_outputs(cell: CellDescription) -> set[Output]:
-    """Outputs that products multiply, themselves or by way of a stage without pre-activations."""
-    low, outputs = lower(cell), set()
-    for _, _, product in cell.products:
-        v = product.vector
-        if v.kind == "state":
-            outputs.add(cell.new_states[v.index])
-        elif v.stage in low.inlined:
-            (node,) = leaves_of([cell.stages[v.stage].outputs[v.index]], "state")
-            outputs.add(cell.new_states[node.value[0]])  # type: ignore[index]
-        else:
-            outputs.add(Output(v.stage, v.index))
-    return outputs
 
 
 class _Backward:
     """Backward code: gradients that go on to another stage or step at the same unit are `local` values."""
 
-    def __init__(self, schedule: Schedule, options: Options) -> None:
+    def __init__(self, schedule: Schedule, options: EpilogueOptions) -> None:
         self.schedule, self.options, self.cell = schedule, options, schedule.cell
-        self.own = adjoint(self.cell)
-        self.order = [stage.stage for stage in reversed(schedule.stages)]
+        self.adjoint = adjoint_of(self.cell)
+        self.order = [stage.cell_stage for stage in reversed(schedule.stages)]
         self.slots: dict[Expression, int] = {}
         for s in reversed(self.order):
-            for node, _ in self.own.stages[s].leaves:
+            for node, _ in self.adjoint.stages[s].leaves:
                 if node.op in ("state", "output"):
                     self.slots.setdefault(node, len(self.slots))
 
-    def code(self) -> Code:
+    def epilogue(self) -> Epilogue:
         started: set[Expression] = set()
-        stages = tuple(self.stage(stage.stage, started) for stage in self.schedule.stages)
+        stages = tuple(self.stage(stage.cell_stage, started) for stage in self.schedule.stages)
         states = [self.slots.get(leaf("state", i)) for i in range(len(self.cell.states))]
         sizes = tuple(_size(self.cell, node) for node in self.slots)
-        return Code(self.schedule, self.options, stages, sizes, (None,) * len(sizes), tuple(states))
+        return Epilogue(self.schedule, self.options, stages, sizes, (None,) * len(sizes), tuple(states))
 
-    def stage(self, s: int, started: set[Expression]) -> StageCode:
+    def stage(self, s: int, started: set[Expression]) -> StageEpilogue:
         """`started`: gradients of this step that an earlier stage has begun to add up."""
-        stage, own = self.cell.stages[s], self.own.stages[s]
+        stage, derived = self.cell.stages[s], self.adjoint.stages[s]
         incoming = {
             leaf("gradient", k): self._incoming(Output(s, k), started) for k in range(len(stage.outputs))
         }
-        formulas = [*own.preactivations, *(formula for _, formula in own.leaves)]
+        formulas = [*derived.preactivations, *(formula for _, formula in derived.leaves)]
         before = {n: leaf("previous", *n.value) for n in leaves_of(formulas, "state")}  # type: ignore[misc]
         what = {**incoming, **before}
-        deltas = [replace(f, what) for f in own.preactivations]
+        deltas = [replace(f, what) for f in derived.preactivations]
         stored, steps = [], []
         for i, value in enumerate(deltas):
-            rows = self.own.columns[s, i]
+            rows = self.adjoint.columns[s, i]
             stored.append(("delta", rows.start, value))
             steps.append(rows.step)
         sets = []
-        for node, formula in own.leaves:
+        for node, formula in derived.leaves:
             value = replace(formula, what)
             if node.op == "vector":
-                rows = self.own.vector_columns[s, node.value[0]]  # type: ignore[index]
-                if rows not in self.own.columns.values():
+                rows = self.adjoint.vector_columns[s, node.value[0]]  # type: ignore[index]
+                if rows not in self.adjoint.columns.values():
                     stored.append(("delta", rows.start, value))
                     steps.append(rows.step)
                 continue
@@ -193,9 +185,9 @@ class _Backward:
                 value = add(leaf("local", slot), value)
             started.add(node)
             sets.append((slot, value))
-        sent = [deltas[i] for i, a in enumerate(stage.preactivations) if a.products]
+        sent = [deltas[i] for i in stage.summed]
         roots = [*sent, *(e for *_, e in stored), *(e for _, e in sets)]
-        return StageCode(_loads(roots), tuple(sent), tuple(stored), tuple(steps), tuple(sets))
+        return StageEpilogue(_loads(roots), tuple(sent), tuple(stored), tuple(steps), tuple(sets))
 
     def _incoming(self, output: Output, started: set[Expression]) -> Expression:
         """The whole gradient of an output at this step."""

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Case, InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.cuda.device import device_of, hopper, index_of
 from deeprnn.backends.cuda.driver import driver_version
-from deeprnn.backends.cuda.epilogue import Options
+from deeprnn.backends.cuda.epilogue import EpilogueOptions
 from deeprnn.backends.cuda.gemm import row_products, weight_sums
 from deeprnn.backends.cuda.gemm.weight_sums import for_vector_loads
 from deeprnn.backends.cuda.recurrence import run
@@ -27,9 +28,8 @@ from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan, scanned_st
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
 from deeprnn.backends.cuda.side_stream import SideStream
 from deeprnn.backends.cuda.time_chunks import Chunks, time_chunks
-from deeprnn.backends.gradients import assembled, matrix_gradients, vector_gradients_of_sums
-from deeprnn.backends.protocol import Case, InputProjection, Inputs, ProjectionCase
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.backends.gradients import matrix_gradients, scatter_to_matrices, vector_gradients_of_sums
+from deeprnn.cells.adjoint import adjoint_of
 
 FEWEST_ROWS = 128  # below, torch's product of the input is as fast
 FEWEST_LONG_ROWS = 6144  # the same for the gradient of the input
@@ -57,9 +57,9 @@ def serves(case: Case, projection: InputProjection, inputs: Inputs) -> bool:
 def on_tensor_cores(projection_case: ProjectionCase) -> bool:
     """Whether products are taken on Hopper's tensor cores: many rows, and shapes that the kernels can read."""
     cell, (steps, batch, inner) = projection_case.case.cell, projection_case.shape
-    if steps * batch < FEWEST_ROWS or inner % 4 or not 8 <= inner <= row_products.SHORT:
+    if steps * batch < FEWEST_ROWS or inner % 4 or not 8 <= inner <= row_products.MAX_RESIDENT_INNER:
         return False
-    if cell.entry_width % 4 or not weight_sums.fits(adjoint(cell), steps * batch):
+    if cell.entry_width % 4 or not weight_sums.fits(adjoint_of(cell), steps * batch):
         return False
     return hopper(projection_case.case.device)
 
@@ -88,11 +88,11 @@ def _torch_product(projection: InputProjection) -> Tensor:
 def _scan_ahead(case: Case, x: Tensor, inputs: Inputs, keep: bool) -> MaxAbsScan | None:
     """The scan that the loop needs, where it goes through matrices alone: to be started beside the input's product."""
     inputs = run.dense(inputs)
-    ready = run.prepared(case, inputs, x, Options(inputs.reset is not None, keep), False)
-    plan = ready.plan
-    if not isinstance(plan, TensorCorePlan) or any(scanned_stages(plan, ready.schedule, ())):
+    loaded = run.prepared(case, inputs, x, EpilogueOptions(inputs.reset is not None, keep), False)
+    plan = loaded.plan
+    if not isinstance(plan, TensorCorePlan) or any(scanned_stages(plan, loaded.schedule, ())):
         return None
-    return run.forward_scan(ready, run.rounded(inputs, case, plan), x)
+    return run.forward_scan(loaded, run.rounded(inputs, case, plan), x)
 
 
 def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, scan: MaxAbsScan | None) -> Tensor:
@@ -118,29 +118,32 @@ def backward(
 ) -> list[Tensor | None]:
     """The loop, then all sums over its rows: the gradients of x, U, b, states, matrices and vectors."""
     case, cell = projection_case.case, projection_case.case.cell
-    own, fast, groups = adjoint(cell), on_tensor_cores(projection_case), _by_group(projection_case, needed)
+    adjoint, groups = adjoint_of(cell), _by_group(projection_case, needed)
+    fast = on_tensor_cores(projection_case)
     gradients, first = run.moved_to_states(cell, gradients, stored, inputs)
     weights = groups.U or groups.b or groups.matrices or groups.vectors
     if fast and weights and stored[0].numel():
         loop, delta, sums, input_sums = _with_sums(projection_case, gradients, stored, projection, inputs)
-        d_matrices: Sequence[Tensor | None] = assembled(own, sums)
+        d_matrices: Sequence[Tensor | None] = scatter_to_matrices(adjoint, sums)
         d_U, summed = input_sums[0], input_sums[1] if len(input_sums) > 1 else None
         states = loop.state_gradients() if groups.states else []
     else:
         delta, states = run.backward(case, gradients, stored, inputs, states=groups.states)
         rows = delta.flatten(0, 1)
-        entry = rows if own.width == cell.entry_width else rows[:, : cell.entry_width]
-        d_matrices = matrix_gradients(own, delta, stored, inputs) if groups.matrices else []
+        entry = rows if adjoint.width == cell.entry_width else rows[:, : cell.entry_width]
+        d_matrices = matrix_gradients(adjoint, delta, stored, inputs) if groups.matrices else []
         d_U = entry.mT @ projection.x.flatten(0, 1) if groups.U else None
         summed = rows.sum(0) if groups.vectors else entry.sum(0) if groups.b else None
     d_x = None
     if groups.x:
-        entry = delta if own.width == cell.entry_width else delta[..., : cell.entry_width]
+        entry = delta if adjoint.width == cell.entry_width else delta[..., : cell.entry_width]
         d_x = input_gradient(entry.flatten(0, 1), projection.matrix, fast).view_as(projection.x)
     results = [d_x, *_split_input_gradients(projection_case, d_U, summed)]
     results += run.with_first(states, first) if groups.states else [None] * len(cell.states)
     results += d_matrices if groups.matrices else [None] * len(cell.matrices)
-    return results + (vector_gradients_of_sums(own, summed) if groups.vectors and summed is not None else [])
+    if groups.vectors and summed is not None:
+        results += vector_gradients_of_sums(adjoint, summed)
+    return results
 
 
 class _Needed(NamedTuple):
@@ -200,7 +203,7 @@ def _with_sums(
 ) -> tuple[run.BackwardLaunch, Tensor, list[Tensor], list[Tensor]]:
     """The last loop, delta, the loop's sums and the input's."""
     like = stored[0]
-    delta = like.new_empty(*like.shape[:-1], adjoint(projection_case.case.cell).width)
+    delta = like.new_empty(*like.shape[:-1], adjoint_of(projection_case.case.cell).width)
     chunks = _chunks(projection_case, gradients, stored, projection, inputs, delta)
     if len(chunks) > 1 or _is_captured(delta):
         _run_overlapped(chunks, delta.device)
@@ -249,7 +252,8 @@ def _chunks(
     delta: Tensor,
 ) -> list[_Chunk]:
     """The chunks, the last one first, as the loop goes. All memory is taken here."""
-    case, cell, own = projection_case.case, projection_case.case.cell, adjoint(projection_case.case.cell)
+    case, cell = projection_case.case, projection_case.case.cell
+    adjoint = adjoint_of(cell)
     plan, chunks = _time_chunks(projection_case), []
     gradients = [None if g is None else g.contiguous() for g in gradients]
     ones = bool(projection.b or inputs.vectors)
@@ -260,16 +264,18 @@ def _chunks(
     for a, b in reversed(plan.chunks):
         states = [stored[cell.outputs.index(o)][a - 1] for o in cell.new_states] if a else inputs.states
         now = inputs._replace(states=states, reset=part(inputs.reset, a, b))
-        own_stored = [part(x, a, b) for x in stored]
-        own_delta = part(delta, a, b)
-        after = delta[b] if b < len(delta) else None
-        own_gradients = [part(g, a, b) for g in gradients]
-        loop = run.BackwardLaunch.of(case, own_gradients, own_stored, now, own_delta, after, a == 0)
+        chunk_stored = [part(x, a, b) for x in stored]
+        chunk_delta = part(delta, a, b)
+        next_delta = delta[b] if b < len(delta) else None
+        chunk_gradients = [part(g, a, b) for g in gradients]
+        loop = run.BackwardLaunch.of(
+            case, chunk_gradients, chunk_stored, now, chunk_delta, next_delta, a == 0
+        )
         onto = chunks[0].sums if chunks else None
         free = plan.free_processors if a else 0
         x = part(projection.x, a, b)
         chunks.append(
-            _Chunk(loop, own_delta, weight_sums.WeightSums(own, own_stored, now, x, ones, free, onto))
+            _Chunk(loop, chunk_delta, weight_sums.WeightSums(adjoint, chunk_stored, now, x, ones, free, onto))
         )
     return chunks
 
@@ -284,7 +290,7 @@ def _time_chunks(projection_case: ProjectionCase) -> Chunks:
 def time_chunks_of(projection_case: ProjectionCase, captured: bool) -> Chunks:
     """The same, by whether a graph is captured."""
     case, (steps, batch, inner) = projection_case.case, projection_case.shape
-    carries = any(node.op == "state" for stage in adjoint(case.cell).stages for node, _ in stage.leaves)
+    carries = any(node.op == "state" for stage in adjoint_of(case.cell).stages for node, _ in stage.leaves)
     if case.device.type != "cuda" or carries or case.cell.vectors:
         return Chunks(((0, steps),), 0)
     device = device_of(index_of(case.device))

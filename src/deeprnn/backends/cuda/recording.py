@@ -166,9 +166,9 @@ class Recorder:
         """A copy on the card."""
         self.steps.append(Copy((to.address, source.address), to.numel() * to.item))
 
-    def finish(self, results: Sequence[StandIn], workspace: Sequence[StandIn] = ()) -> Recording:
+    def finish(self, results: Sequence[StandIn], workspace: Sequence[StandIn] = ()) -> LaunchRecording:
         """`results` are tensors of their own, given after the others; `workspace` share one, given last."""
-        return Recording(self, [self.number(x) for x in results], [self.number(x) for x in workspace])
+        return LaunchRecording(self, [self.number(x) for x in results], [self.number(x) for x in workspace])
 
     @staticmethod
     def number(x: StandIn) -> int:
@@ -184,7 +184,7 @@ class _Bound(NamedTuple):
     block: ctypes.Array
 
 
-class Recording:
+class LaunchRecording:
     """A row of launches that lacks addresses."""
 
     def __init__(self, recorder: Recorder, results: Sequence[int], workspace: Sequence[int]) -> None:
@@ -250,11 +250,11 @@ class Recording:
         block = (ctypes.c_int64 * len(self.template))(*self.template)
         calls = []
         for step, start, count in self.steps:
-            own = (ctypes.c_int64 * count).from_buffer(block, 8 * start)
+            arguments = (ctypes.c_int64 * count).from_buffer(block, 8 * start)
             if isinstance(step, Launch):
-                calls.append(step.kernel.prepare_call(step.grid, step.rows, step.threads, own))
+                calls.append(step.kernel.prepare_call(step.grid, step.rows, step.threads, arguments))
             elif isinstance(step, Copy):
-                calls.append(prepare_copy(own, step.size))
+                calls.append(prepare_copy(arguments, step.size))
             else:
-                calls.append(prepare_fill(own, step.size))
+                calls.append(prepare_fill(arguments, step.size))
         return _Bound(memoryview(block).cast("B").cast("q"), calls, block)

@@ -17,8 +17,8 @@ from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.schedule import schedule
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
-from deeprnn.backends.gradients import shared_products
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.backends.gradients import merged_products
+from deeprnn.cells.adjoint import adjoint_of
 from deeprnn.cells.description import CellDescription
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ def time_chunks(
     whole, plan = Chunks(((0, steps),), 0), make_plan(schedule(cell, True), batch, 1, bf16, device)
     if not isinstance(plan, TensorCorePlan):
         return whole
-    own, clusters = adjoint(cell), -(-batch // plan.rows)
-    free = device.processors - clusters * plan.cluster
+    adjoint, clusters = adjoint_of(cell), -(-batch // plan.rows)
+    free = device.sm_count - clusters * plan.cluster
     area = cell.entry_width * (inner + 1)
-    area += sum(p.width * cell.size_of(p.vector) for p in shared_products(own))
-    work = steps * batch * (area * SUM + own.width * SPLIT)
+    area += sum(p.width * cell.size_of(p.vector) for p in merged_products(adjoint))
+    work = steps * batch * (area * SUM + adjoint.width * SPLIT)
     if clusters > device.resident(plan.cluster) or free < LEAST_FREE or (work < WORTHWHILE and not captured):
         return whole
-    ratio = max(0.5, work * device.processors / free / (steps * plan.cost / CLOCK))
+    ratio = max(0.5, work * device.sm_count / free / (steps * plan.cost / CLOCK))
     if ratio > 1.5:
         return whole
 

@@ -96,36 +96,38 @@ def _from_three_terms(e: Expression) -> Expression | None:
         if minus.sign > 0 or any(t.sign < 0 for t in rest):
             continue
         for a, plus in (rest, rest[::-1]):
-            for z, own in _factors(minus.term):
+            for z, factor in _factors(minus.term):
                 for v, b in _factors(plus.term):
-                    if own == a.term and v == z:
-                        return apply("mix", z, own, b)
+                    if factor == a.term and v == z:
+                        return apply("mix", z, factor, b)
     return None
 
 
-class Term(NamedTuple):
+class SignedTerm(NamedTuple):
     """A term of a sum."""
 
     sign: int
     term: Expression
 
 
-def flattened(e: Expression, open_up: Callable[[Expression], bool], most: float = math.inf) -> list[Term]:
+def flattened(
+    e: Expression, open_up: Callable[[Expression], bool], most: float = math.inf
+) -> list[SignedTerm]:
     """The terms of a sum; inner sums are opened where `open_up` allows it, and no further beyond `most` terms."""
-    found: list[Term] = []
-    waiting = [Term(1, e)]
+    found: list[SignedTerm] = []
+    waiting = [SignedTerm(1, e)]
     while waiting:
         sign, inner = waiting.pop()
         opens = inner.op in SUMS and (inner is e or open_up(inner)) and len(found) + len(waiting) <= most
         if not opens:
-            found.append(Term(sign, inner))
+            found.append(SignedTerm(sign, inner))
             continue
         signs = (-sign,) if inner.op == "negative" else (sign, sign if inner.op == "add" else -sign)
-        waiting += [Term(*pair) for pair in zip(signs, inner.args, strict=True)][::-1]
+        waiting += [SignedTerm(*pair) for pair in zip(signs, inner.args, strict=True)][::-1]
     return found
 
 
-def summed(terms: Sequence[Term]) -> Expression:
+def summed(terms: Sequence[SignedTerm]) -> Expression:
     """The sum of terms, those that are added first."""
     ordered = sorted(terms, key=lambda t: -t.sign)
     first = ordered[0]

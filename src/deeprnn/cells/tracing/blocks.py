@@ -40,7 +40,7 @@ class State(Block):
 
 
 @dataclass(eq=False)
-class Known(Block):
+class Precomputed(Block):
     """What can be computed before the loop: `kind` is "fixed" (from parameters), "row" (from x) or "drawn"."""
 
     node: fx.Node
@@ -48,14 +48,14 @@ class Known(Block):
 
 
 @dataclass(eq=False)
-class Filled(Block):
+class Constant(Block):
     """A constant."""
 
     value: float
 
 
 @dataclass(eq=False)
-class Part:
+class VectorPart:
     """Numbers of a block, in some order, and which columns of a matrix multiply them."""
 
     block: Block
@@ -64,16 +64,16 @@ class Part:
 
 
 @dataclass(eq=False)
-class Multiplied(Block):
+class MatrixVector(Block):
     """A matrix (width, ·) times a vector that is made of parts."""
 
-    parts: list[Part]
+    parts: list[VectorPart]
     matrix: fx.Node
     node: fx.Node
 
 
 @dataclass(eq=False)
-class Computed(Block):
+class Elementwise(Block):
     """An element-wise function of numbers of other blocks."""
 
     build: Callable[..., Expression]
@@ -125,7 +125,7 @@ class Blocks:
         """The names of a value's numbers; those of a parameter are made when they are first asked for."""
         if node not in self.values:
             shape = node.meta["shape"]
-            block = self.add(Known, int(np.prod(shape, dtype=int)), node, "fixed")
+            block = self.add(Precomputed, int(np.prod(shape, dtype=int)), node, "fixed")
             self.values[node] = (torch.arange(block.start, block.start + block.width) * ROWS).view(shape)
         return self.values[node]
 
@@ -133,10 +133,10 @@ class Blocks:
         """The row that each element belongs to, 0 for all rows; it must be one and the same for all operands."""
         rows = np.zeros(tuple(names[0].shape), dtype=int)
         for operand in names:
-            own = (operand % ROWS).numpy()
-            if ((rows != own) & (rows != 0) & (own != 0)).any():
+            of_operand = (operand % ROWS).numpy()
+            if ((rows != of_operand) & (rows != 0) & (of_operand != 0)).any():
                 raise Undescribable(f"{name_of(node)} mixes the rows of a batch{where(node)}")
-            rows = np.maximum(rows, own)
+            rows = np.maximum(rows, of_operand)
         return rows.reshape(-1)
 
     def compute(
@@ -151,13 +151,15 @@ class Blocks:
             at = np.flatnonzero(rows == row)
             if not len(at):
                 continue
-            own = np.stack([n[at] for n in numbers])
+            selected = np.stack([n[at] for n in numbers])
             # A constant has one number for all rows of a batch, and so has what is computed from it.
-            once, place = (own, np.arange(len(at))) if row else np.unique(own, axis=1, return_inverse=True)
+            once, place = selected, np.arange(len(at))
+            if not row:
+                once, place = np.unique(selected, axis=1, return_inverse=True)
             new = np.zeros(once.shape[1], dtype=np.int64)
             for blocks, positions in self.grouped(once):
                 pairs = [(b, n[positions] - b.start) for b, n in zip(blocks, once, strict=True)]
-                block = self.add(Computed, len(positions), build, pairs, node)
+                block = self.add(Elementwise, len(positions), build, pairs, node)
                 new[positions] = np.arange(block.start, block.start + block.width)
             result[at] = new[place.reshape(-1)] * ROWS + row
             for other in range(2, ROWS) if row else ():  # the other rows of the batch look the same

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from deeprnn.cells.expressions import Expression
-from deeprnn.cells.tracing.blocks import BATCH, ROWS, Filled, Index, State
+from deeprnn.cells.tracing.blocks import BATCH, ROWS, Constant, Index, State
 from deeprnn.cells.tracing.elementwise import EXPRESSIONS, OF_TRUTH_VALUES
 from deeprnn.cells.tracing.operations import (
     FILLS,
@@ -41,7 +41,7 @@ class Columns(Outside):
 
     cuts: list[list[Index]] = field(default_factory=list)
     narrow_stages: bool = True  # whether what many units read may be computed by a few units of their own
-    atoms: list[State] = field(default_factory=list)  # the parts
+    state_parts: list[State] = field(default_factory=list)
     pointwise: int = 0  # operations
     results: dict[fx.Node, Sequence[Tensor]] = field(default_factory=dict)  # of operations that are neither
 
@@ -68,9 +68,9 @@ class Columns(Outside):
             k, width = recording.states.index(node), node.meta["shape"][1]
             names = torch.empty(BATCH, width, dtype=torch.long)
             for places in self.cuts[k]:
-                atom = self.add(State, len(places), k, places)
-                self.atoms.append(atom)
-                names[:, places] = self.name_rows(atom, (BATCH, len(places)), 0)
+                state_part = self.add(State, len(places), k, places)
+                self.state_parts.append(state_part)
+                names[:, places] = self.name_rows(state_part, (BATCH, len(places)), 0)
             self.values[node] = names
         elif node is recording.x or node.meta.get("draw"):
             self.kinds[node] = "row"
@@ -126,7 +126,7 @@ class Columns(Outside):
         mapped: Any = fx.map_arg((node.args, node.kwargs), self._argument)
         args, kwargs = mapped
         if name_of(node) == "constant_pad_nd":
-            fill = self.add(Filled, 1, float(args[2] if len(args) > 2 else 0.0))
+            fill = self.add(Constant, 1, float(args[2] if len(args) > 2 else 0.0))
             args = (*args[:2], fill.start * ROWS)
         if name_of(node) in SAME:
             return args[0]
@@ -144,7 +144,7 @@ class Columns(Outside):
     def _filled(self, node: fx.Node, value: Any, kind: str) -> None:
         if isinstance(value, fx.Node):
             raise Undescribable(f"{name_of(node)} fills with the value of a tensor{where(node)}")
-        block = self.add(Filled, 1, float(value))
+        block = self.add(Constant, 1, float(value))
         self.values[node] = torch.full(node.meta["shape"], block.start * ROWS)
         self.kinds[node], self.sources[node] = "row" if kind == "loop" else "fixed", frozenset()
 

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from deeprnn.cells.tracing.blocks import BATCH, Index, Known
+from deeprnn.cells.tracing.blocks import BATCH, Index, Precomputed
 from deeprnn.cells.tracing.columns import Columns
 from deeprnn.cells.tracing.operations import name_of
 from deeprnn.cells.tracing.products import chosen
 from deeprnn.cells.tracing.staging import Signed
-from deeprnn.cells.tracing.writing import Entry, Written
+from deeprnn.cells.tracing.writing import Entry, WrittenCell
 
 aten = torch.ops.aten
 
@@ -36,14 +36,14 @@ class ProjectedEntry(NamedTuple):
 
 
 @dataclass
-class Hoisted:
+class HoistedNodes:
     """Nodes to be computed, and the graphs that do so.
 
     Where all entries are products of the same rows, `entering` is those rows, and `U` and `b` are computed with the
     matrices; else `entering` is A itself.
     """
 
-    written: Written
+    written: WrittenCell
     entering: fx.Node | None = None  # None: no entry at all
     U: list[fx.Node] = field(default_factory=list)
     b: list[fx.Node] = field(default_factory=list)
@@ -53,14 +53,14 @@ class Hoisted:
     @property
     def columns(self) -> Columns:
         """The reading that nodes belong to."""
-        return self.written.staging.pulled.columns
+        return self.written.staging.expressions.columns
 
     def hoist(self) -> None:
         """Find everything."""
         self.vectors = [self._vector(n) for n in self.written.vectors]
         for n in self.written.masks:
-            block, index = self.written.staging.pulled.pieces[n]
-            assert isinstance(block, Known)
+            block, index = self.written.staging.expressions.pieces[n]
+            assert isinstance(block, Precomputed)
             node = chosen(self.columns, self.columns.as_rows(block), index, 1)
             self.masks.append((node, self.columns.sources[block.node] == {"sequence"}))
         entries = self.written.entries
@@ -82,7 +82,7 @@ class Hoisted:
             if source is None:
                 parts += self._others([entry for entry, _ in both])
             else:
-                parts += self._products([own for _, own in both if own is not None])
+                parts += self._products([projected for _, projected in both if projected is not None])
         width = sum(e.size for e in entries)
         self.entering = (
             parts[0] if len(parts) == 1 else self._new(aten.cat.default, (parts, 1), (BATCH, width), (0,))
@@ -94,8 +94,8 @@ class Hoisted:
         return self.columns.new_node(target, args, shape, batch)
 
     def _vector(self, piece: int) -> fx.Node:
-        block, index = self.written.staging.pulled.pieces[piece]
-        assert isinstance(block, Known)
+        block, index = self.written.staging.expressions.pieces[piece]
+        assert isinstance(block, Precomputed)
         return self._places(block.node, index)
 
     def _places(self, node: fx.Node, index: Index) -> fx.Node:
@@ -107,10 +107,10 @@ class Hoisted:
 
     # ---- entries
 
-    def _known(self, signed: Signed) -> tuple[int, Known, Index]:
+    def _known(self, signed: Signed) -> tuple[int, Precomputed, Index]:
         sign, piece = signed
-        block, index = self.written.staging.pulled.pieces[piece]
-        assert isinstance(block, Known)
+        block, index = self.written.staging.expressions.pieces[piece]
+        assert isinstance(block, Precomputed)
         return sign, block, index
 
     def _linear(self, entry: Entry) -> ProjectedEntry | None:
@@ -192,11 +192,11 @@ class Hoisted:
         """Entries of any kind; neighbours that are places of one value are taken from it together."""
         parts = []
         for whole, run in groupby(entries, self._only_source):
-            own = list(run)
+            neighbours = list(run)
             if whole is None:
-                parts += [self._sum(entry) for entry in own]
+                parts += [self._sum(entry) for entry in neighbours]
                 continue
-            known = [self._known(entry.rows[0]) for entry in own]
+            known = [self._known(entry.rows[0]) for entry in neighbours]
             places = np.concatenate([index for _, _, index in known])
             parts.append(chosen(self.columns, self.columns.as_rows(known[0][1]), places, 1))
         return parts

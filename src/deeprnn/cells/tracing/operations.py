@@ -105,12 +105,12 @@ def _dimensions(node: fx.Node) -> Sequence[int]:
 
 def batch_dimension(names: Tensor, rows: int) -> int | None:
     """The dimension along which row b of a batch follows row b - 1, None where there is none."""
-    own = names % rows
+    row = names % rows
     for d, size in enumerate(names.shape):
         if size == rows - 1:
             shape = [1] * names.dim()
             shape[d] = size
             expected = torch.arange(1, rows).view(shape)
-            if bool(((own == 0) | (own == expected)).all()):
+            if bool(((row == 0) | (row == expected)).all()):
                 return d
     return None

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from deeprnn.cells.tracing.blocks import BATCH, ROWS, Blocks, Known
+from deeprnn.cells.tracing.blocks import BATCH, ROWS, Blocks, Precomputed
 from deeprnn.cells.tracing.operations import name_of
 from deeprnn.cells.tracing.recording import Undescribable, where
 
@@ -63,7 +63,7 @@ class Outside(Blocks):
             return node.args[0]  # type: ignore[return-value]
         return self.new_node(aten.t.default, (node,), node.meta["shape"][::-1])
 
-    def as_rows(self, block: Known) -> fx.Node:
+    def as_rows(self, block: Precomputed) -> fx.Node:
         """A value with rows as (rows, width)."""
         node, (batch,) = block.node, block.node.meta["batch"]
         shape = node.meta["shape"]
@@ -80,7 +80,7 @@ class Outside(Blocks):
         numbers = self.names(node)[0] // ROWS
         block = self.blocks[int(np.searchsorted(self.starts(), int(numbers.flatten()[0]), side="right")) - 1]
         numbers = numbers - block.start
-        if not isinstance(block, Known) or block.kind != "fixed" or numbers.max() >= block.width:
+        if not isinstance(block, Precomputed) or block.kind != "fixed" or numbers.max() >= block.width:
             raise Undescribable(f"{name_of(of)} multiplies by different matrices in a batch{where(of)}")
         shape, whole = tuple(numbers.shape), torch.arange(block.width)
         if tuple(block.node.meta["shape"])[-2:] == shape and torch.equal(numbers.flatten(), whole):
@@ -92,7 +92,7 @@ class Outside(Blocks):
         picked = self.new_node(aten.index_select.default, (flat, 0, places), (numbers.numel(),))
         return self.new_node(aten.view.default, (picked, list(shape)), shape)
 
-    def _viewed(self, block: Known, shape: Sequence[int]) -> fx.Node:
+    def _viewed(self, block: Precomputed, shape: Sequence[int]) -> fx.Node:
         if tuple(block.node.meta["shape"]) == tuple(shape):
             return block.node
         return self.new_node(aten.reshape.default, (block.node, list(shape)), shape)
@@ -104,5 +104,5 @@ class Outside(Blocks):
             raise Undescribable(f"{name_of(node)} mixes the rows of a batch{where(node)}")
         drawn = self.sources[node] <= {"step", "sequence"} and self.sources[node]
         width = int(np.prod(shape, dtype=int)) // BATCH
-        block = self.add(Known, width, node, "drawn" if drawn else "row")
+        block = self.add(Precomputed, width, node, "drawn" if drawn else "row")
         self.values[node] = self.name_rows(block, shape, batch[0])

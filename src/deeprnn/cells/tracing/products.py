@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from deeprnn.cells.expressions import apply
-from deeprnn.cells.tracing.blocks import BATCH, ROWS, Filled, Index, Known, Multiplied, Part
+from deeprnn.cells.tracing.blocks import BATCH, ROWS, Constant, Index, MatrixVector, Precomputed, VectorPart
 from deeprnn.cells.tracing.columns import Columns
 from deeprnn.cells.tracing.operations import batch_dimension, name_of
 from deeprnn.cells.tracing.recording import Undescribable, where
@@ -137,7 +137,7 @@ def times_matrix(columns: Columns, node: fx.Node, names: Tensor, q: fx.Node) -> 
     if batch_dimension(names, ROWS) != 0 or (numbers != numbers[:1]).any():
         raise Undescribable(f"{name_of(node)} mixes the rows of a batch{where(node)}")
     width = q.meta["shape"][1]
-    in_loop: list[Part] = []
+    in_loop: list[VectorPart] = []
     total: Tensor | None = None
 
     def plus(block_names: Tensor) -> None:
@@ -151,25 +151,25 @@ def times_matrix(columns: Columns, node: fx.Node, names: Tensor, q: fx.Node) -> 
     outside: list[tuple[Any, Index, Index]] = []
     for (block,), positions in columns.grouped([numbers[0]]):
         index = numbers[0][positions] - block.start
-        if isinstance(block, (Known, Filled)):
+        if isinstance(block, (Precomputed, Constant)):
             outside.append((block, index, positions))
         else:
-            in_loop.append(Part(block, index, positions))
+            in_loop.append(VectorPart(block, index, positions))
     if in_loop:
-        block = columns.add(Multiplied, width, in_loop, columns.transposed(q), node)
+        block = columns.add(MatrixVector, width, in_loop, columns.transposed(q), node)
         plus(columns.name_rows(block, (BATCH, width), 0))
     for block, index, positions in outside:
-        if isinstance(block, Filled) and block.value == 0.0:
+        if isinstance(block, Constant) and block.value == 0.0:
             continue
         plus(_outside(columns, block, index, chosen(columns, q, positions, 0)))
     assert total is not None
     return total
 
 
-def _outside(columns: Columns, block: Known | Filled, index: Index, q: fx.Node) -> Tensor:
+def _outside(columns: Columns, block: Precomputed | Constant, index: Index, q: fx.Node) -> Tensor:
     """The part of a product that is known before the loop."""
     k, m = q.meta["shape"]
-    if isinstance(block, Filled):
+    if isinstance(block, Constant):
         summed = columns.new_node(aten.sum.dim_IntList, (q, [0]), (m,))
         return columns.names(columns.new_node(aten.mul.Tensor, (summed, block.value), (m,)))
     if block.kind == "fixed":

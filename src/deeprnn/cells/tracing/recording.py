@@ -158,12 +158,12 @@ class _Recorder(TorchDispatchMode):
     def input(self, name: str, tensor: Tensor) -> fx.Node:
         return self.know(tensor, self.found.graph.placeholder(name))
 
-    def hold(self, path: str, own: Tensor, given: Tensor) -> None:
+    def hold(self, path: str, tensor: Tensor, stand_in: Tensor) -> None:
         """An input for a tensor of the module, in whose place calls are given another."""
-        node = self.found.held[path] = self.input("held_" + path.replace(".", "_"), given)
-        self.nodes[id(own)] = node
-        self.alive.append(own)
-        self.stand_ins[id(own)] = given
+        node = self.found.held[path] = self.input("held_" + path.replace(".", "_"), stand_in)
+        self.nodes[id(tensor)] = node
+        self.alive.append(tensor)
+        self.stand_ins[id(tensor)] = stand_in
 
     def stand_in(self, tensor: Tensor) -> Tensor:
         """What calls are given in a tensor's place."""

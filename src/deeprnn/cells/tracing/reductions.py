@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from deeprnn.cells.expressions import Expression, apply, leaf
 from deeprnn.cells.tracing.algebra import SUMS, flattened
-from deeprnn.cells.tracing.blocks import BATCH, ROWS, Block, Computed, Index, Known, Multiplied
+from deeprnn.cells.tracing.blocks import BATCH, ROWS, Block, Elementwise, Index, MatrixVector, Precomputed
 from deeprnn.cells.tracing.columns import Columns
 from deeprnn.cells.tracing.operations import batch_dimension, name_of
 from deeprnn.cells.tracing.products import chosen, times_matrix
@@ -106,7 +106,7 @@ class Groups:
             return self.compute(lambda *a: _scaled(_added(a), scale), *numbers.unbind(2))
         flat = numbers.reshape(BATCH, -1)
         terms = _linear_terms(self.columns, flat)
-        if any(isinstance(t.block, Multiplied) for t in terms):
+        if any(isinstance(t.block, MatrixVector) for t in terms):
             parts = [self._total_of(t, scale) for t in terms]
             return self.compute(lambda *a: _added(a), *parts)
         return self._product(flat, scale)
@@ -128,7 +128,7 @@ class Groups:
 
     def _total_of(self, term: LinearTerm, scale: float) -> Tensor:
         """The sums of one term: of its matrix's rows, where it is a product."""
-        if isinstance(term.block, Multiplied):
+        if isinstance(term.block, MatrixVector):
             matrix = self._summed_rows(term.rows(self.columns), scale * term.factor)
             return term.product(self.columns, matrix)
         return self._product(term.names(), scale * term.factor)
@@ -143,7 +143,7 @@ class Groups:
     def centred(self) -> Tensor:
         """Every number without the mean of its group: (B, count, size)."""
         terms = _linear_terms(self.columns, self.names.reshape(BATCH, -1))
-        if not any(isinstance(t.block, Multiplied) for t in terms):
+        if not any(isinstance(t.block, MatrixVector) for t in terms):
             mean = self.total(1 / self.size)
             return self.compute(lambda a, m: a - m, self.names, mean.unsqueeze(2))
         parts = [self._centred_term(t) for t in terms]
@@ -152,10 +152,10 @@ class Groups:
     def _centred_term(self, term: LinearTerm) -> Tensor:
         """One term without its mean: a product by the rows of its matrix without theirs."""
         shape = self.names.shape
-        if isinstance(term.block, Multiplied):
+        if isinstance(term.block, MatrixVector):
             matrix = self._without_mean(term.rows(self.columns), 0)
             return _times(self, term.product(self.columns, matrix).reshape(shape), term.factor)
-        if isinstance(term.block, Known) and (known := self._centred_outside(term)) is not None:
+        if isinstance(term.block, Precomputed) and (known := self._centred_outside(term)) is not None:
             return _times(self, known.expand(BATCH, -1).reshape(shape), term.factor)
         names = term.names().reshape(shape)
         mean = self.total(term.factor / self.size, names)
@@ -164,7 +164,7 @@ class Groups:
     def _centred_outside(self, term: LinearTerm) -> Tensor | None:
         """The same for what is known before the loop; a product of the input stays one."""
         columns, block = self.columns, term.block
-        assert isinstance(block, Known)
+        assert isinstance(block, Precomputed)
         if block.kind == "fixed":
             flat = columns.new_node(aten.reshape.default, (block.node, [-1]), (block.width,))
             return columns.names(self._without_mean(chosen(columns, flat, term.index, 0), 0))
@@ -242,14 +242,14 @@ class LinearTerm(NamedTuple):
 
     def rows(self, columns: Columns) -> fx.Node:
         """Those rows of the matrix that the block is a product with."""
-        assert isinstance(self.block, Multiplied)
+        assert isinstance(self.block, MatrixVector)
         return chosen(columns, self.block.matrix, self.index, 0)
 
     def product(self, columns: Columns, matrix: fx.Node) -> Tensor:
         """Another matrix times the same vector: names (B, rows)."""
-        assert isinstance(self.block, Multiplied)
+        assert isinstance(self.block, MatrixVector)
         rows = matrix.meta["shape"][0]
-        block = columns.add(Multiplied, rows, self.block.parts, matrix, self.block.node)
+        block = columns.add(MatrixVector, rows, self.block.parts, matrix, self.block.node)
         return columns.name_rows(block, (BATCH, rows), 0)
 
 
@@ -279,7 +279,7 @@ def _linear_terms(columns: Columns, names: Tensor) -> list[LinearTerm]:
 def _opened(term: LinearTerm) -> list[LinearTerm] | None:
     """The terms of a sum or of a multiple by a constant, None for what is neither."""
     block = term.block
-    if not isinstance(block, Computed):
+    if not isinstance(block, Elementwise):
         return None
     try:
         e = block.build(*(leaf("operand", i) for i in range(len(block.operands))))
@@ -417,10 +417,10 @@ def _softmax(columns: Columns, node: fx.Node, logarithm: bool) -> tuple[Tensor]:
     groups, _ = _few(columns, node)
     numbers = groups.few()
 
-    def build(own: Expression, *all_of: Expression) -> Expression:
+    def build(value: Expression, *all_of: Expression) -> Expression:
         highest = apply("detach", apply("maximum", *all_of))
         total = _added([apply("exp", a - highest) for a in all_of])
-        return own - highest - apply("log", total) if logarithm else apply("exp", own - highest) / total
+        return value - highest - apply("log", total) if logarithm else apply("exp", value - highest) / total
 
     return (
         groups.whole(torch.stack([groups.compute(build, own, *numbers) for own in numbers], 2)),

@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
-from deeprnn.cells.fingerprint import OF_EVERY_CLASS, OWN, PLAIN, contents, of_library
+from deeprnn.cells.fingerprint import OF_EVERY_CLASS, OWN, SCALARS, contents, of_library
 from deeprnn.cells.opaque import content_of, restorer
 from deeprnn.cells.surroundings import MISSING, Variable, variables
 
@@ -28,7 +28,7 @@ DEEPEST = 4
 """levels of lists and objects within each other that are watched"""
 LONGEST = 1000
 """items of a list that are looked into"""
-WHOLE = (*PLAIN, Tensor, FunctionType, BuiltinFunctionType, MethodType, ModuleType, partial)
+WHOLE = (*SCALARS, Tensor, FunctionType, BuiltinFunctionType, MethodType, ModuleType, partial)
 """what holds nothing that a step could change, or says so in another way"""
 HEARD = (builtins.print, builtins.input, builtins.breakpoint)
 """functions whose calls a person waits for"""
@@ -147,7 +147,7 @@ def heard(refuse: Callable[[str, Any], Exception]) -> Iterator[None]:
     """Inside, a call of `print` and its like raises instead, in this thread alone."""
 
     def on_event(frame: Any, event: str, function: Any) -> None:
-        if event == "c_call" and any(function is own for own in HEARD):
+        if event == "c_call" and any(function is heard for heard in HEARD):
             raise refuse(function.__name__, frame)
 
     before = sys.getprofile()
@@ -217,4 +217,4 @@ def _items(thing: Any) -> dict[Any, Any]:
 
 
 def _same(before: Any, now: Any) -> bool:
-    return before is now or (isinstance(before, PLAIN) and type(before) is type(now) and before == now)
+    return before is now or (isinstance(before, SCALARS) and type(before) is type(now) and before == now)

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from deeprnn.cells.expressions import Expression, in_order, leaf, replace, replace_all
-from deeprnn.cells.tracing.algebra import SUMS, Term, flattened, mixed, plain, rewritten, summed, uses
-from deeprnn.cells.tracing.blocks import Multiplied, State
+from deeprnn.cells.tracing.algebra import SUMS, SignedTerm, flattened, mixed, plain, rewritten, summed, uses
+from deeprnn.cells.tracing.blocks import MatrixVector, State
 from deeprnn.cells.tracing.cuts import minimal_cut
-from deeprnn.cells.tracing.pulling import Pulled
+from deeprnn.cells.tracing.pulling import StepExpressions
 from deeprnn.cells.tracing.recording import Undescribable
 
 Signed = tuple[int, int]  # a sign and the number of a piece
@@ -19,7 +19,7 @@ MOST_STAGES = 100
 """a step of more products one after the other is unrolled by the plain loop: no kernel gains on that many"""
 
 
-class Sum(NamedTuple):
+class PreactivationSum(NamedTuple):
     """What a pre-activation adds up: pieces of products, of what comes from x, of parameters."""
 
     products: tuple[Signed, ...]
@@ -27,7 +27,7 @@ class Sum(NamedTuple):
     fixed: tuple[Signed, ...] = ()
 
 
-class Slot(NamedTuple):
+class StageKey(NamedTuple):
     """Units that are computed together: which level of products they need, and how many there are."""
 
     level: int
@@ -35,76 +35,80 @@ class Slot(NamedTuple):
 
 
 @dataclass
-class Staging:
-    """Roots by slot: expressions over `sum`, `state`, `fixed` and `drawn` leaves."""
+class StageAssignment:
+    """Assigns every expression that must exist as a stage's output to a stage: a level of products, and a size.
 
-    pulled: Pulled
-    sums: list[Sum] = field(default_factory=list)
+    The expressions are over `sum`, `state`, `fixed` and `drawn` leaves.
+    """
+
+    expressions: StepExpressions
+    sums: list[PreactivationSum] = field(default_factory=list)
     states: list[Expression] = field(default_factory=list)
-    vectors: dict[tuple[Multiplied, int], Expression] = field(default_factory=dict)
-    slots: dict[Slot, list[Expression]] = field(default_factory=dict)
-    where: dict[Expression, Slot] = field(default_factory=dict)
+    vectors: dict[tuple[MatrixVector, int], Expression] = field(default_factory=dict)
+    stages: dict[StageKey, list[Expression]] = field(default_factory=dict)
+    stage_of: dict[Expression, StageKey] = field(default_factory=dict)
     _levels: dict[Expression, int] = field(default_factory=dict)
 
     def arrange(self) -> None:
-        """Rewrite, give every root its slot, and let whatever later slots need of earlier ones be a root there."""
-        raw = [*self.pulled.states, *self.pulled.vectors.values()]
+        """Rewrite, assign every root to a stage, and let whatever later stages need of earlier ones be a root there."""
+        raw = [*self.expressions.states, *self.expressions.vectors.values()]
         simple = rewritten(raw, lambda e: mixed(plain(e)))
         self._count = uses([simple[e] for e in raw])
-        self._gathered: dict[Expression, Expression] = {}
-        final = {e: self._gather(simple[e]) for e in raw}
+        self._folded: dict[Expression, Expression] = {}
+        final = {e: self._fold_sums(simple[e]) for e in raw}
         again = rewritten(list(final.values()), mixed)
-        self.states = [again[final[e]] for e in self.pulled.states]
-        self.vectors = {k: again[final[e]] for k, e in self.pulled.vectors.items()}
-        for atom, e in zip(self.pulled.columns.atoms, self.states, strict=True):
-            self._place(e, atom.width)
+        self.states = [again[final[e]] for e in self.expressions.states]
+        self.vectors = {k: again[final[e]] for k, e in self.expressions.vectors.items()}
+        for state_part, e in zip(self.expressions.columns.state_parts, self.states, strict=True):
+            self._assign(e, state_part.width)
         for (block, i), e in self.vectors.items():
             if e.op != "state":
-                self._place(e, len(block.parts[i].index))
-        for level in range(max(slot.level for slot in self.slots), 1, -1):
-            for slot in [s for s in self.slots if s.level == level]:
-                self._carry(slot)
+                self._assign(e, len(block.parts[i].index))
+        for level in range(max(stage.level for stage in self.stages), 1, -1):
+            for stage in [s for s in self.stages if s.level == level]:
+                self._reuse_earlier_stages(stage)
 
     # ---- sums
 
-    def _gather(self, e: Expression) -> Expression:
+    def _fold_sums(self, e: Expression) -> Expression:
         """The expression with what a pre-activation can add up as `sum` leaves."""
-        known, waiting = self._gathered, [(e, *self._apart(e))]  # a list, for Python's own stack is soon full
+        known = self._folded
+        waiting = [(e, *self._split_sum(e))]  # a list, for Python's own stack is soon full
         while waiting:
-            node, own, rest = waiting[-1]
+            node, summands, rest = waiting[-1]
             unknown = [t.term for t in rest if t.term not in known]
             if unknown:
-                waiting += [(inner, *self._apart(inner)) for inner in reversed(unknown)]
+                waiting += [(inner, *self._split_sum(inner)) for inner in reversed(unknown)]
                 continue
             waiting.pop()
-            terms = [Term(t.sign, known[t.term]) for t in rest]
+            terms = [SignedTerm(t.sign, known[t.term]) for t in rest]
             if node in known:
                 continue
-            if own:
-                known[node] = summed([Term(1, self._sum(own)), *terms])
+            if summands:
+                known[node] = summed([SignedTerm(1, self._sum(summands)), *terms])
             else:
                 known[node] = Expression(node.op, tuple(t.term for t in terms), node.value) if terms else node
         return known[e]
 
-    def _apart(self, e: Expression) -> tuple[list[Term], list[Term]]:
+    def _split_sum(self, e: Expression) -> tuple[list[SignedTerm], list[SignedTerm]]:
         """What of an expression one pre-activation adds up, and its other terms; or nothing, and its arguments."""
         if e.op in ("product", "row"):
-            return [Term(1, e)], []
+            return [SignedTerm(1, e)], []
         if e.op in SUMS:
             terms = flattened(e, lambda inner: self._count[inner] == 1)
-            own = [t for t in terms if t.term.op in ("product", "row") and self._count[t.term] == 1]
-            if any(t.term.op == "row" for t in own):
-                own += [t for t in terms if t.term.op == "fixed"]
-            if len(own) > 1 or (own and own[0].sign < 0):
-                return own, [t for t in terms if t not in own]
-        return [], [Term(1, a) for a in e.args]
+            summands = [t for t in terms if t.term.op in ("product", "row") and self._count[t.term] == 1]
+            if any(t.term.op == "row" for t in summands):
+                summands += [t for t in terms if t.term.op == "fixed"]
+            if len(summands) > 1 or (summands and summands[0].sign < 0):
+                return summands, [t for t in terms if t not in summands]
+        return [], [SignedTerm(1, a) for a in e.args]
 
-    def _sum(self, terms: list[Term]) -> Expression:
+    def _sum(self, terms: list[SignedTerm]) -> Expression:
         pieces = {
             kind: tuple((t.sign, t.term.value[0]) for t in terms if t.term.op == kind)  # type: ignore[index]
             for kind in ("product", "row", "fixed")
         }
-        found = Sum(pieces["product"], pieces["row"], pieces["fixed"])
+        found = PreactivationSum(pieces["product"], pieces["row"], pieces["fixed"])
         if found not in self.sums:
             self.sums.append(found)
         return leaf("sum", self.sums.index(found))
@@ -129,58 +133,58 @@ class Staging:
             self._levels[waiting.pop()] = level
         return self._levels[e]
 
-    def sum_level(self, s: Sum) -> int:
+    def sum_level(self, s: PreactivationSum) -> int:
         """The stage at which all vectors of a sum are there; 0 for what needs none."""
         return max((self._product_level(piece) for _, piece in s.products), default=0)
 
     def _vectors_of(self, piece: int) -> list[Expression]:
         """What a product multiplies besides states of the step before."""
-        block = self.pulled.pieces[piece][0]
-        assert isinstance(block, Multiplied)
+        block = self.expressions.pieces[piece][0]
+        assert isinstance(block, MatrixVector)
         read = [i for i, part in enumerate(block.parts) if not isinstance(part.block, State)]
         return [e for i in read if (e := self.vectors[block, i]).op != "state"]
 
     def _product_level(self, piece: int) -> int:
         return 1 + max((max(1, self.level(e)) for e in self._vectors_of(piece)), default=0)
 
-    def _place(self, e: Expression, size: int) -> None:
-        slot = Slot(max(1, self.level(e)), size)
-        if e not in self.where:
-            self.where[e] = slot
-            self.slots.setdefault(slot, []).append(e)
+    def _assign(self, e: Expression, size: int) -> None:
+        stage = StageKey(max(1, self.level(e)), size)
+        if e not in self.stage_of:
+            self.stage_of[e] = stage
+            self.stages.setdefault(stage, []).append(e)
 
     # ---- from stage to stage
 
-    def _carry(self, slot: Slot) -> None:
+    def _reuse_earlier_stages(self, stage: StageKey) -> None:
         """Make the fewest values that this stage needs outputs of earlier ones, where there are such stages.
 
         A stage made for them alone would give no product, which a persistent kernel has no place for: the gates of an
         LSTM whose candidate is the end of a deep transition are sums of the candidate's stage.
         """
         ready = {
-            e: leaf("ready", k) for k, (e, own) in enumerate(self.where.items()) if own.level < slot.level
+            e: leaf("ready", k) for k, (e, key) in enumerate(self.stage_of.items()) if key.level < stage.level
         }
         back = {new: e for e, new in ready.items()}
-        roots = replace_all(self.slots[slot], ready)
+        roots = replace_all(self.stages[stage], ready)
 
         def earlier(e: Expression) -> bool:
-            return e.op == "sum" and 0 < self.sum_level(self.sums[e.value[0]]) < slot.level  # type: ignore[index]
+            return e.op == "sum" and 0 < self.sum_level(self.sums[e.value[0]]) < stage.level  # type: ignore[index]
 
-        apart = self._levels_apart(roots)
-        for e in minimal_cut(roots, earlier, lambda e: apart[e] < slot.level):
+        apart = self._levels_given_ready(roots)
+        for e in minimal_cut(roots, earlier, lambda e: apart[e] < stage.level):
             value = replace(e, back)
-            if Slot(max(1, self.level(value)), slot.size) in self.slots:
-                self._place(value, slot.size)
+            if StageKey(max(1, self.level(value)), stage.size) in self.stages:
+                self._assign(value, stage.size)
 
-    def _levels_apart(self, roots: Sequence[Expression]) -> dict[Expression, int]:
+    def _levels_given_ready(self, roots: Sequence[Expression]) -> dict[Expression, int]:
         """The level of every part, where what is ready counts for nothing."""
         levels: dict[Expression, int] = {}
         for e in in_order(roots):
-            own = self.sum_level(self.sums[e.value[0]]) if e.op == "sum" else 0  # type: ignore[index]
-            levels[e] = max((levels[a] for a in e.args), default=own)
+            sum_level = self.sum_level(self.sums[e.value[0]]) if e.op == "sum" else 0  # type: ignore[index]
+            levels[e] = max((levels[a] for a in e.args), default=sum_level)
         return levels
 
     @cached_property
-    def order(self) -> list[Slot]:
-        """The slots as stages, one after the other."""
-        return sorted(self.slots, key=lambda slot: slot.level)
+    def order(self) -> list[StageKey]:
+        """The stages, one after the other."""
+        return sorted(self.stages, key=lambda stage: stage.level)

@@ -11,9 +11,9 @@ from torch import fx
 from deeprnn.cells.description import CellDescription, Output, Preactivation, Product, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, in_order, leaf, replace_all
 from deeprnn.cells.tracing.algebra import ordered, rewritten
-from deeprnn.cells.tracing.blocks import Index, Multiplied, Part, State
+from deeprnn.cells.tracing.blocks import Index, MatrixVector, State, VectorPart
 from deeprnn.cells.tracing.products import chosen
-from deeprnn.cells.tracing.staging import Signed, Slot, Staging, Sum
+from deeprnn.cells.tracing.staging import PreactivationSum, Signed, StageAssignment, StageKey
 
 aten = torch.ops.aten
 
@@ -28,10 +28,10 @@ class Entry:
 
 
 @dataclass
-class Written:
+class WrittenCell:
     """A description, and for each of its matrices, vectors, masks and entries where it comes from."""
 
-    staging: Staging
+    staging: StageAssignment
     cell: CellDescription = None  # type: ignore[assignment]
     matrices: list[fx.Node] = field(default_factory=list)
     vectors: list[int] = field(default_factory=list)  # numbers of pieces
@@ -42,52 +42,52 @@ class Written:
     def write(self) -> None:
         """Write the description down."""
         staging = self.staging
-        self.outputs = [self._outputs(slot) for slot in staging.order]
+        self.outputs = [self._outputs(stage) for stage in staging.order]
         self.places = {e: Output(s, k) for s, roots in enumerate(self.outputs) for k, e in enumerate(roots)}
-        drafts = [self._draft(s, slot) for s, slot in enumerate(staging.order)]
+        drafts = [self._draft(s, stage) for s, stage in enumerate(staging.order)]
         self._number_matrices(drafts)
         self._order_entries(drafts)
         stages = [self._stage(draft) for draft in drafts]
-        atoms = staging.pulled.columns.atoms
+        state_parts = staging.expressions.columns.state_parts
         self.cell = CellDescription(
-            states=tuple(atom.width for atom in atoms),
+            states=tuple(state_part.width for state_part in state_parts),
             stages=tuple(stages),
             new_states=tuple(self.places[e] for e in staging.states),
             matrices=tuple(m.meta["shape"] for m in self.matrices),
             entry_width=sum(e.size for e in self.entries),
-            vectors=tuple(len(staging.pulled.pieces[n][1]) for n in self.vectors),
-            masks=tuple(len(staging.pulled.pieces[n][1]) for n in self.masks),
+            vectors=tuple(len(staging.expressions.pieces[n][1]) for n in self.vectors),
+            masks=tuple(len(staging.expressions.pieces[n][1]) for n in self.masks),
         )
 
-    def _outputs(self, slot: Slot) -> list[Expression]:
+    def _outputs(self, stage: StageKey) -> list[Expression]:
         """New states first, then what travels, then what later stages read."""
-        roots = self.staging.slots[slot]
+        roots = self.staging.stages[stage]
         rank = {
             e: k for k, e in reversed(list(enumerate([*self.staging.states, *self.staging.vectors.values()])))
         }
         return sorted(roots, key=lambda e: rank.get(e, len(rank) + roots.index(e)))
 
-    def _draft(self, s: int, slot: Slot) -> Draft:
+    def _draft(self, s: int, stage: StageKey) -> Draft:
         earlier = {e: leaf("output", *place) for e, place in self.places.items() if place.stage < s}
         outputs = replace_all(self.outputs[s], earlier)
         sums = [n for n in in_order(outputs) if n.op == "sum"]
-        draft = Draft(slot, outputs, {})
+        draft = Draft(stage, outputs, {})
         for n in sums:
-            own = self.staging.sums[n.value[0]]  # type: ignore[index]
-            terms = [t for sign, piece in own.products for t in self._terms(sign, piece)]
-            draft.sums[n] = own, sorted(self._merged(terms, slot.size), key=_latest_first)
+            added = self.staging.sums[n.value[0]]  # type: ignore[index]
+            terms = [t for sign, piece in added.products for t in self._terms(sign, piece)]
+            draft.sums[n] = added, sorted(self._merged(terms, stage.size), key=_latest_first)
         return draft
 
     def _terms(self, sign: int, piece: int) -> list[ProductDraft]:
         """The products of a piece of a product: one for each part of its vector."""
         staging = self.staging
-        block, rows = staging.pulled.pieces[piece]
-        assert isinstance(block, Multiplied)
+        block, rows = staging.expressions.pieces[piece]
+        assert isinstance(block, MatrixVector)
         found = []
         for i, part in enumerate(block.parts):
             size = part.block.width if isinstance(part.block, State) else len(part.index)
             if isinstance(part.block, State):
-                vector = Vector("state", staging.pulled.columns.atoms.index(part.block))
+                vector = Vector("state", staging.expressions.columns.state_parts.index(part.block))
             elif (e := staging.vectors[block, i]).op == "state":
                 vector = Vector("state", e.value[0])  # type: ignore[index]
             else:
@@ -105,7 +105,7 @@ class Written:
         return [t[0] if len(t) == 1 else self._added(t, units) for t in by_vector.values()]
 
     def _added(self, terms: list[ProductDraft], units: int) -> ProductDraft:
-        columns, vector = self.staging.pulled.columns, terms[0].vector
+        columns, vector = self.staging.expressions.columns, terms[0].vector
         size = self._size(vector)
         total: fx.Node | None = None
         for term in terms:
@@ -120,26 +120,26 @@ class Written:
     def _size(self, vector: Vector) -> int:
         """How long a vector is."""
         if vector.kind == "state":
-            return self.staging.pulled.columns.atoms[vector.index].width
+            return self.staging.expressions.columns.state_parts[vector.index].width
         return self.staging.order[vector.stage].size
 
-    def _matrix(self, block: Multiplied, part: Part, size: int) -> tuple[fx.Node, int]:
+    def _matrix(self, block: MatrixVector, part: VectorPart, size: int) -> tuple[fx.Node, int]:
         """The matrix whose columns from a first one on multiply the whole vector."""
-        columns, matrix, width = self.staging.pulled.columns, block.matrix, block.matrix.meta["shape"][1]
+        columns, matrix, width = self.staging.expressions.columns, block.matrix, block.matrix.meta["shape"][1]
         whole = not isinstance(part.block, State) or _is_range(part.index, size)
         if whole and _is_range(part.columns - part.columns[0], size):
             return matrix, int(part.columns[0])
-        own = chosen(columns, matrix, part.columns, 1)
+        taken = chosen(columns, matrix, part.columns, 1)
         if whole:
-            return own, 0
+            return taken, 0
         spread = torch.zeros(len(part.index), size, dtype=matrix.meta["dtype"])
         spread[torch.arange(len(part.index)), torch.from_numpy(part.index)] = 1.0
         shape = (matrix.meta["shape"][0], size)
         assert width >= len(part.columns)
-        return columns.new_node(aten.mm.default, (own, columns.constant(spread)), shape), 0
+        return columns.new_node(aten.mm.default, (taken, columns.constant(spread)), shape), 0
 
     def _rows_of(self, sign: int, matrix: fx.Node, rows: Index, vector: Vector, column: int) -> ProductDraft:
-        columns = self.staging.pulled.columns
+        columns = self.staging.expressions.columns
         if sign < 0:
             matrix = columns.new_node(aten.neg.default, (matrix,), matrix.meta["shape"])
         steps = np.unique(np.diff(rows))
@@ -179,17 +179,17 @@ class Written:
                 leaves[node] = leaf(kind, known.index(number))
         outputs = replace_all(draft.outputs, leaves)
         sorted_args = rewritten(outputs, ordered)
-        return Stage(draft.slot.size, tuple(preactivations), tuple(sorted_args[e] for e in outputs))
+        return Stage(draft.stage.size, tuple(preactivations), tuple(sorted_args[e] for e in outputs))
 
     def _order_entries(self, drafts: list[Draft]) -> None:
         """Columns of A: rows of one matrix in their own order, so that it is used as it is."""
         found = [
-            (draft, node, Entry(own.rows, own.fixed, draft.slot.size))
+            (draft, node, Entry(added.rows, added.fixed, draft.stage.size))
             for draft in drafts
-            for node, (own, _) in draft.sums.items()
-            if own.rows
+            for node, (added, _) in draft.sums.items()
+            if added.rows
         ]
-        pieces = [self.staging.pulled.pieces[entry.rows[0][1]] for _, _, entry in found]
+        pieces = [self.staging.expressions.pieces[entry.rows[0][1]] for _, _, entry in found]
         first: dict[int, int] = {}
         for k, (block, _) in enumerate(pieces):
             first.setdefault(id(block), k)
@@ -215,9 +215,9 @@ class ProductDraft:
 class Draft:
     """A stage whose leaves have no numbers yet."""
 
-    slot: Slot
+    stage: StageKey
     outputs: list[Expression]
-    sums: dict[Expression, tuple[Sum, list[ProductDraft]]]
+    sums: dict[Expression, tuple[PreactivationSum, list[ProductDraft]]]
     entries: dict[Expression, Rows] = field(default_factory=dict)
 
 

@@ -1,1 +1,1 @@
-"""The loop over time as machine code, made for each shape by LLVM."""
+"""The loop over time as machine code by LLVM: one executor for all shapes, pointwise code for each formula."""

@@ -9,9 +9,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import ProjectionCase, SavedTensors
 from deeprnn.backends.cpu.jit.layer import Given, LayerCall
 from deeprnn.backends.gradients import gradients_of_outputs
-from deeprnn.backends.protocol import ProjectionCase, SavedTensors
 
 
 class DirectCall:
@@ -28,9 +28,9 @@ class DirectCall:
         """of the states' sequences among the outputs; that of the first is the layer's output"""
         rows, size = self.steps * self.batch, self.dtype.itemsize
         starts = [[0, *accumulate(rows * width for width in call.widths(keep))] for keep in (False, True)]
-        self.stored = [own[-1] for own in starts]
+        self.stored = [of_call[-1] for of_call in starts]
         """numbers of all sequences in one tensor, without and with what a backward pass reads"""
-        self.offsets = [[size * start for start in own[:-1]] for own in starts]
+        self.offsets = [[size * start for start in of_call[:-1]] for of_call in starts]
         """bytes before each sequence there"""
         self.output = (self.steps, self.batch, cell.states[0])
         self.output_bytes = rows * cell.states[0] * size

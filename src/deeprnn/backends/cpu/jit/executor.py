@@ -18,7 +18,7 @@ from deeprnn.backends.cpu.jit.tables import BoundView, Call, Packing, Plan, Stag
 @lru_cache(maxsize=4)
 def run(vector_bytes: int) -> int:
     """The address of `run(call, part)`: the share of one thread."""
-    return machine.address("run", vector_bytes, lambda name: _Run(name, vector_bytes).text)
+    return machine.address("run", vector_bytes, lambda name: _ExecutorWriter(name, vector_bytes).text)
 
 
 @lru_cache(maxsize=1)
@@ -35,14 +35,14 @@ def _region(name: str) -> str:
     with e.b.if_else(complete) as (all_there, missing):
         with all_there:
             number = e.call_address(e.word(call, Call.THREAD_NUMBER), result=I32)
-            e.call_address(e.word(call, Call.SHARE), call, e.b.sext(number, I64))
+            e.call_address(e.word(call, Call.WORKER), call, e.b.sext(number, I64))
         with missing:
             e.b.store(e.index(1), e.word_at(call, Call.THREADS_MISSING))
     e.b.ret_void()
     return e.text
 
 
-class _Run:
+class _ExecutorWriter:
     """Writes `run`."""
 
     def __init__(self, name: str, vector_bytes: int):
@@ -52,8 +52,8 @@ class _Run:
         self.plan = e.pointer(self.call, Call.PLAN)
         self.steps = e.word(self.call, Call.STEPS)
         self.views = self.section(Plan.VIEWS)
-        self.goal = e.stack(I64, 1)
-        e.b.store(e.index(0), self.goal)
+        self.barrier_target = e.stack(I64, 1)
+        e.b.store(e.index(0), self.barrier_target)
         self.tensors = e.stack(I64, self.field(Plan.TENSORS))
         self.current = e.stack(I64, self.field(Plan.VIEW_COUNT))
         self.bound = e.stack(I64, e.mul(self.field(Plan.VIEW_COUNT), BoundView.size()))
@@ -88,9 +88,9 @@ class _Run:
         """Wait for the other threads, where there are any."""
         e = self.e
         with e.b.if_then(self.shared):
-            goal = e.add(e.b.load(self.goal, typ=I64), self.field(Plan.PARTS))
-            e.b.store(goal, self.goal)
-            e.barrier(e.word_at(self.call, self.field(Plan.COUNTER)), goal)
+            barrier_target = e.add(e.b.load(self.barrier_target, typ=I64), self.field(Plan.PARTS))
+            e.b.store(barrier_target, self.barrier_target)
+            e.barrier(e.word_at(self.call, self.field(Plan.COUNTER)), barrier_target)
 
     def _each_member(self, body: Callable[[], None]) -> None:
         def member(number: Any) -> None:
@@ -114,8 +114,8 @@ class _Run:
     def _bind_view(self, i: Any) -> None:
         e = self.e
         entry, bound = self.entry(self.views, i, View), self.entry(self.bound, i, BoundView)
-        ring = e.b.icmp_signed("!=", e.word(entry, View.RING), e.index(0))
-        outside = e.word(entry, View.OUTSIDE)
+        ring = e.b.icmp_signed("!=", e.word(entry, View.DOUBLE_BUFFERED), e.index(0))
+        outside = e.word(entry, View.BOUNDARY)
         exists = e.less(-1, outside)
         address = e.word(self.tensors, e.b.select(exists, outside, e.index(0)))
         words = {
@@ -124,14 +124,14 @@ class _Run:
             ),
             BoundView.TIME: e.word(entry, View.TIME),
             BoundView.SHIFT: e.word(entry, View.SHIFT),
-            BoundView.KEEP: e.b.select(ring, e.index(1), e.index(-1)),
+            BoundView.STEP_MASK: e.b.select(ring, e.index(1), e.index(-1)),
             BoundView.STEPS: e.b.select(ring, e.index(2), self.steps),
-            BoundView.OUTSIDE: e.b.select(exists, address, e.index(0)),
+            BoundView.BOUNDARY: e.b.select(exists, address, e.index(0)),
         }
         for word, value in words.items():
             e.b.store(value, e.word_at(bound, word))
 
-    def _share(self, count: Any) -> tuple[Any, Any]:
+    def _range_of_part(self, count: Any) -> tuple[Any, Any]:
         """This thread's part of so many things."""
         e, parts = self.e, self.field(Plan.PARTS)
         first = e.b.sdiv(e.mul(self.part, count), parts)
@@ -142,7 +142,7 @@ class _Run:
 
         def one(i: Any) -> None:
             entry = self.entry(table, i, Packing)
-            first, last = self._share(e.word(entry, Packing.PANELS))
+            first, last = self._range_of_part(e.word(entry, Packing.PANELS))
             matrix, packed = self.tensor(e.word(entry, Packing.MATRIX)), self.tensor(self.field(Plan.WEIGHTS))
             self._invoke(
                 packing.ARGUMENTS, e.word(entry, Packing.FUNCTION), matrix, packed, entry, first, last
@@ -157,7 +157,7 @@ class _Run:
     def _each_job(self) -> None:
         """A job is a member and a share of its rows; by columns every thread takes part in each."""
         e = self.e
-        shares, batch = self.field(Plan.ROW_SHARES), self.field(Plan.BATCH)
+        shares, batch = self.field(Plan.ROW_PARTS), self.field(Plan.BATCH)
         by_columns = e.b.icmp_signed("!=", self.field(Plan.BY_COLUMNS), e.index(0))
         first = e.b.select(by_columns, e.index(0), self.part)
         stride = e.b.select(by_columns, e.index(1), self.field(Plan.PARTS))
@@ -197,11 +197,11 @@ class _Run:
 
         def one(i: Any) -> None:
             view = self.entry(self.bound, i, BoundView)
-            u = e.b.and_(e.add(t, e.word(view, BoundView.SHIFT)), e.word(view, BoundView.KEEP))
+            u = e.b.and_(e.add(t, e.word(view, BoundView.SHIFT)), e.word(view, BoundView.STEP_MASK))
             inside = e.b.icmp_unsigned("<", u, e.word(view, BoundView.STEPS))
             address = e.add(e.word(view, BoundView.BASE), e.mul(u, e.word(view, BoundView.TIME)))
             e.b.store(
-                e.b.select(inside, address, e.word(view, BoundView.OUTSIDE)), e.word_at(self.current, i)
+                e.b.select(inside, address, e.word(view, BoundView.BOUNDARY)), e.word_at(self.current, i)
             )
 
         e.loop(0, self.field(Plan.VIEW_COUNT), one)

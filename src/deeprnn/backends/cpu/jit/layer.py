@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends.cpu.jit import weight_sums
-from deeprnn.backends.cpu.jit.lowering import InputEntry
+from deeprnn.backends.cpu.jit.lowering import InputProjectionShape
 from deeprnn.backends.cpu.jit.run import (
     MOST_CALLS,
     Program,
@@ -72,7 +72,9 @@ class LayerCall:
         self.wiring, self.cell, self.dtype, self.size = wiring, wiring.cell, dtype, dtype.itemsize
         heights = tuple(wiring.shapes[i][0] for i in wiring.U)
         self.inputs = inputs
-        self.through = InputEntry(inputs, heights, tuple((p.column, p.count) for p in wiring.biases))
+        self.projection = InputProjectionShape(
+            inputs, heights, tuple((p.column, p.count) for p in wiring.biases)
+        )
         self.saved_by_product = (inputs - ENTRY_COST) * sum(heights)
         self.backward_program = backward_program(self.cell.text)
         self._forward_programs: dict[tuple[bool, bool], Program] = {}
@@ -98,7 +100,7 @@ class LayerCall:
         key = keep, in_loop
         if (program := self._forward_programs.get(key)) is None:
             program = self._forward_programs[key] = forward_program(
-                self.cell.text, keep, self.through, in_loop
+                self.cell.text, keep, self.projection, in_loop
             )
         return program
 
@@ -108,7 +110,7 @@ class SizedCall:
 
     def __init__(self, layer: LayerCall, steps: int, batch: int):
         self.layer, self.steps, self.batch = layer, steps, batch
-        self.input_program = input_program(layer.through)
+        self.input_program = input_program(layer.projection)
         program, cell = layer.backward_program, layer.cell
         self.offsets = [layer.size * start for _, start, _, _ in layer.wiring.biases]
         zeroed = [2 * batch * width for width in program.carry]
@@ -135,7 +137,7 @@ class SizedCall:
             entering.append(places[i] + offset)
         matrices = [places[i] for i in wiring.matrices]
         addresses = [*entering, *self._given(given, places), *results, *matrices]
-        program.run_at(addresses, layer.dtype, steps, batch, _timeless(program, given))
+        program.run_at(addresses, layer.dtype, steps, batch, _per_sequence(program, given))
 
     def _multiply(self, given: Sequence[int], A: int) -> None:
         """Fill A, less its biases: equal chunks of whole tiles, which threads share as members, then the rest."""
@@ -172,7 +174,7 @@ class SizedCall:
         addresses = [delta, *self._given(given, places), *stored]
         addresses += [None if g is None else g.data_ptr() for g in outer]
         addresses += [*d_states, *carry, *local, *[places[i] for i in layer.wiring.matrices]]
-        program.run_at(addresses, layer.dtype, steps, batch, _timeless(program, given))
+        program.run_at(addresses, layer.dtype, steps, batch, _per_sequence(program, given))
         return memory, self._parameter_gradients(given, delta, stored) if wants_parameters else []
 
     def input_gradient(self, memory: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -211,7 +213,7 @@ class SizedCall:
         ]
 
 
-def _timeless(program: Program, given: Given) -> tuple[int, ...]:
+def _per_sequence(program: Program, given: Given) -> tuple[int, ...]:
     """Masks that are one for the whole sequence."""
     if not given.masks:
         return ()
@@ -224,4 +226,4 @@ def layer_call(wiring: Wiring, inputs: int, dtype: torch.dtype) -> LayerCall | N
     if not weight_sums.serves(wiring):
         return None
     call = LayerCall(wiring, inputs, dtype)
-    return call if call.through.fits(wiring.cell) else None
+    return call if call.projection.fits(wiring.cell) else None

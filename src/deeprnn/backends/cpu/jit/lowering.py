@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from deeprnn.backends.cpu.jit.pointwise import Pointwise, Read, Write, value_leaf
-from deeprnn.backends.gradients import shared_products
-from deeprnn.cells.adjoint import Adjoint, adjoint
+from deeprnn.backends.gradients import merged_products
+from deeprnn.cells.adjoint import Adjoint, adjoint_of
 from deeprnn.cells.description import CellDescription, Output, Rows, Stage, Vector
 from deeprnn.cells.expressions import Expression, in_order, replace_all
 
 
 class Operand(NamedTuple):
-    """A tensor of a pass, by what it is; `width` numbers a row (marks: a byte)."""
+    """A tensor of a pass, by what it is; `width`: numbers per row (marks: a byte)."""
 
     kind: str
     """"A", or "input" and "input_matrix" instead, and "bias"; "first" (state), "vector", "mask", "marks", "matrix",
@@ -30,17 +30,17 @@ class Operand(NamedTuple):
     width: int = 0
 
 
-class View(NamedTuple):
+class StepRows(NamedTuple):
     """Columns of an operand at step t + shift."""
 
     operand: Operand
     column: int = 0
     shift: int = 0
-    outside: Operand | None = None
+    boundary: Operand | None = None
     """what stands for steps before the first or after the last"""
 
 
-class Term(NamedTuple):
+class ProductTerm(NamedTuple):
     """Rows of a matrix times a vector, or, backward, its columns times gradients: where both lie."""
 
     view: int
@@ -57,14 +57,14 @@ class LoweredStage(NamedTuple):
     """What is computed for each unit of a stage."""
 
     size: int
-    views: tuple[View, ...]
-    sums: tuple[tuple[Term, ...], ...]
+    views: tuple[StepRows, ...]
+    sums: tuple[tuple[ProductTerm, ...], ...]
     pointwise: Pointwise
     travels: bool
     """whether sums elsewhere read what it writes"""
 
 
-class InputEntry(NamedTuple):
+class InputProjectionShape(NamedTuple):
     """An input that enters through matrices: A's columns are the x U_kᵀ side by side, plus biases.
 
     The x U_kᵀ are sums of their own, whether they are computed in the loop or before it: so neither changes a bit.
@@ -121,19 +121,19 @@ ZEROS = Operand("zeros")
 class _StageBuilder:
     """Collects the slots, values and writes of a stage."""
 
-    views: list[View] = field(default_factory=list)
+    views: list[StepRows] = field(default_factory=list)
     values: dict[Expression, tuple[Read, ...]] = field(default_factory=dict)
 
-    def slot(self, view: View) -> int:
+    def slot(self, view: StepRows) -> int:
         if view not in self.views:
             self.views.append(view)
         return self.views.index(view)
 
     def marks(self, shift: int) -> int:
         """The reset marks of step t + shift."""
-        return self.slot(View(MARKS, shift=shift, outside=ZEROS))
+        return self.slot(StepRows(MARKS, shift=shift, boundary=ZEROS))
 
-    def read(self, view: View, step: int = 1, marks: int | None = None) -> Read:
+    def read(self, view: StepRows, step: int = 1, marks: int | None = None) -> Read:
         return Read(self.slot(view), step=step, marks=marks)
 
     def pointwise(self, results: Sequence[tuple[Expression, tuple[Write, ...]]]) -> Pointwise:
@@ -147,78 +147,82 @@ class _StageBuilder:
         )
 
 
-def input_pass(through: InputEntry) -> Pass:
+def input_pass(projection: InputProjectionShape) -> Pass:
     """A, less its biases, from the input: no step needs another."""
-    x, A = Operand("input", 0, through.inputs), Operand("A", 0, sum(through.heights))
+    x, A = Operand("input", 0, projection.inputs), Operand("A", 0, sum(projection.heights))
     stages, start = [], 0
-    for k, height in enumerate(through.heights):
+    for k, height in enumerate(projection.heights):
         builder, result = _StageBuilder(), value_leaf(0)
         builder.values[result] = (Read(0, is_sum=True),)
-        pointwise = builder.pointwise([(result, (Write(builder.slot(View(A, start))),))])
-        term = Term(builder.slot(View(x)), None, through.inputs, _input_matrix(through, k), 0, 0, 1)
+        pointwise = builder.pointwise([(result, (Write(builder.slot(StepRows(A, start))),))])
+        term = ProductTerm(
+            builder.slot(StepRows(x)), None, projection.inputs, _input_matrix(projection, k), 0, 0, 1
+        )
         stages.append(LoweredStage(height, tuple(builder.views), ((term,),), pointwise, travels=False))
         start += height
-    matrices = [_input_matrix(through, k) for k in range(len(through.heights))]
+    matrices = [_input_matrix(projection, k) for k in range(len(projection.heights))]
     return Pass((x, MARKS, A, *matrices, ZEROS), tuple(stages), (), backward=False)
 
 
 def forward_pass(
-    cell: CellDescription, keep: bool, through: InputEntry | None = None, in_loop: bool = False
+    cell: CellDescription, keep: bool, projection: InputProjectionShape | None = None, in_loop: bool = False
 ) -> Pass:
     """Every output and, with `keep`, what the backward pass needs.
 
-    A is given or, for an input that enters `through` matrices, given without biases, or computed `in_loop`.
+    A is given or, for an input with a `projection`, given without biases, or computed `in_loop`.
     """
-    own = adjoint(cell)
-    saved = own.saved if keep else ()
+    adjoint = adjoint_of(cell)
+    saved = adjoint.saved if keep else ()
     operands = [
-        *_entering(cell, through, in_loop),
+        *_entering(cell, projection, in_loop),
         *_given(cell),
         *(_output(cell, o) for o in cell.outputs),
-        *(_saved(cell, own, place) for place in saved),
+        *(_saved(cell, adjoint, place) for place in saved),
         *_matrices(cell),
     ]
-    stages = tuple(_forward_stage(cell, own, s, keep, through, in_loop) for s in range(len(cell.stages)))
+    stages = tuple(
+        _forward_stage(cell, adjoint, s, keep, projection, in_loop) for s in range(len(cell.stages))
+    )
     return Pass((*operands, ZEROS), stages, (), backward=False)
 
 
 def backward_pass(cell: CellDescription) -> Pass:
     """delta, and the gradients of the first states."""
-    own = adjoint(cell)
-    flows = _Flows(cell, own)
-    stages = tuple(_backward_stage(flows, s) for s in range(len(cell.stages) - 1, -1, -1))
-    final = tuple(_first_gradient(flows, j) for j in range(len(cell.states)))
+    adjoint = adjoint_of(cell)
+    routes = _GradientRoutes(cell, adjoint)
+    stages = tuple(_backward_stage(routes, s) for s in range(len(cell.stages) - 1, -1, -1))
+    final = tuple(_first_gradient(routes, j) for j in range(len(cell.states)))
     operands = [
-        Operand("delta", 0, own.width),
+        Operand("delta", 0, adjoint.width),
         *_given(cell),
         *(_output(cell, o) for o in cell.outputs),
-        *(_saved(cell, own, place) for place in own.saved),
+        *(_saved(cell, adjoint, place) for place in adjoint.saved),
         *(Operand("gradient", k, cell.stages[o.stage].size) for k, o in enumerate(cell.outputs)),
         *(Operand("first_gradient", j, n) for j, n in enumerate(cell.states)),
-        *flows.carry.values(),
-        *flows.local.values(),
+        *routes.carry.values(),
+        *routes.local.values(),
         *_matrices(cell),
     ]
     return Pass((*operands, ZEROS), stages, final, backward=True)
 
 
-def _entering(cell: CellDescription, through: InputEntry | None, in_loop: bool) -> list[Operand]:
+def _entering(cell: CellDescription, projection: InputProjectionShape | None, in_loop: bool) -> list[Operand]:
     """What enters from outside the recurrence."""
     A = Operand("A", 0, cell.entry_width)
-    if through is None:
+    if projection is None:
         return [A]
     if not in_loop:
-        return [A, *_biases(through)]
-    matrices = [_input_matrix(through, k) for k in range(len(through.heights))]
-    return [Operand("input", 0, through.inputs), *matrices, *_biases(through)]
+        return [A, *_biases(projection)]
+    matrices = [_input_matrix(projection, k) for k in range(len(projection.heights))]
+    return [Operand("input", 0, projection.inputs), *matrices, *_biases(projection)]
 
 
-def _input_matrix(through: InputEntry, k: int) -> Operand:
-    return Operand("input_matrix", k, through.inputs)
+def _input_matrix(projection: InputProjectionShape, k: int) -> Operand:
+    return Operand("input_matrix", k, projection.inputs)
 
 
-def _biases(through: InputEntry) -> list[Operand]:
-    return [Operand("bias", i, count) for i, (_, count) in enumerate(through.biases)]
+def _biases(projection: InputProjectionShape) -> list[Operand]:
+    return [Operand("bias", i, count) for i, (_, count) in enumerate(projection.biases)]
 
 
 def _given(cell: CellDescription) -> list[Operand]:
@@ -236,39 +240,46 @@ def _output(cell: CellDescription, output: Sequence[int]) -> Operand:
     return Operand("output", cell.outputs.index(Output(stage, index)), cell.stages[stage].size)
 
 
-def _saved(cell: CellDescription, own: Adjoint, place: tuple[int, int]) -> Operand:
-    return Operand("saved", own.saved.index(place), cell.stages[place[0]].size)
+def _saved(cell: CellDescription, adjoint: Adjoint, place: tuple[int, int]) -> Operand:
+    return Operand("saved", adjoint.saved.index(place), cell.stages[place[0]].size)
 
 
-def _previous(cell: CellDescription, state: int) -> View:
+def _previous(cell: CellDescription, state: int) -> StepRows:
     """A state as a step sees it."""
     output = _output(cell, cell.new_states[state])
-    return View(output, shift=-1, outside=Operand("first", state, cell.states[state]))
+    return StepRows(output, shift=-1, boundary=Operand("first", state, cell.states[state]))
 
 
-def _leaf(cell: CellDescription, own: Adjoint, builder: _StageBuilder, node: Expression) -> Read:
+def _leaf(cell: CellDescription, adjoint: Adjoint, builder: _StageBuilder, node: Expression) -> Read:
     """How pointwise code of either direction reads a leaf of the forward pass."""
     index: tuple[int, ...] = node.value  # type: ignore[assignment]
     if node.op == "state":
         return builder.read(_previous(cell, index[0]), marks=builder.marks(0))
     if node.op == "output":
-        return builder.read(View(_output(cell, index)))
+        return builder.read(StepRows(_output(cell, index)))
     if node.op == "saved":
-        return builder.read(View(_saved(cell, own, index)))  # type: ignore[arg-type]
+        return builder.read(StepRows(_saved(cell, adjoint, index)))  # type: ignore[arg-type]
     sizes = cell.vectors if node.op == "vector" else cell.masks
-    return builder.read(View(Operand(node.op, index[0], sizes[index[0]])))
+    return builder.read(StepRows(Operand(node.op, index[0], sizes[index[0]])))
 
 
 # ---- forward
 
 
 def _forward_stage(
-    cell: CellDescription, own: Adjoint, s: int, keep: bool, through: InputEntry | None, in_loop: bool
+    cell: CellDescription,
+    adjoint: Adjoint,
+    s: int,
+    keep: bool,
+    projection: InputProjectionShape | None,
+    in_loop: bool,
 ) -> LoweredStage:
     stage, builder = cell.stages[s], _StageBuilder()
-    results = [(e, View(_output(cell, (s, k)))) for k, e in enumerate(stage.outputs)]
+    results = [(e, StepRows(_output(cell, (s, k)))) for k, e in enumerate(stage.outputs)]
     if keep:
-        results += [(e, View(_saved(cell, own, (s, k)))) for k, e in enumerate(own.stages[s].saved)]
+        results += [
+            (e, StepRows(_saved(cell, adjoint, (s, k)))) for k, e in enumerate(adjoint.stages[s].saved)
+        ]
     summed: list[tuple[int, bool]] = []  # sums by pre-activation, and whether it is that of the input
     for node in in_order([e for e, _ in results]):
         if node.op == "preactivation":
@@ -276,23 +287,25 @@ def _forward_stage(
             products, entry = stage.preactivations[i].products, stage.preactivations[i].entry
             reads: list[Read] = []
             # Biases first: their sum is rounded as that of the parameters is where a caller adds them.
-            if entry is not None and through is not None:
-                reads += _bias_reads(builder, entry, through)
+            if entry is not None and projection is not None:
+                reads += _bias_reads(builder, entry, projection)
             if entry is not None and in_loop:
                 reads.append(Read(len(summed), is_sum=True))
                 summed.append((i, True))
             elif entry is not None:
-                reads.append(builder.read(View(Operand("A", 0, cell.entry_width), entry.start), entry.step))
+                reads.append(
+                    builder.read(StepRows(Operand("A", 0, cell.entry_width), entry.start), entry.step)
+                )
             if products:
                 reads.append(Read(len(summed), is_sum=True))
                 summed.append((i, False))
             builder.values[node] = tuple(reads)
         elif node.is_leaf and node.op != "constant":
-            builder.values[node] = (_leaf(cell, own, builder, node),)
+            builder.values[node] = (_leaf(cell, adjoint, builder, node),)
     pointwise = builder.pointwise([(e, (Write(builder.slot(view)),)) for e, view in results])
     sums = tuple(
-        (_input_term(builder, stage, i, through),)
-        if of_input and through is not None
+        (_input_term(builder, stage, i, projection),)
+        if of_input and projection is not None
         else tuple(_forward_term(cell, builder, product) for product in stage.preactivations[i].products)
         for i, of_input in summed
     )
@@ -300,44 +313,48 @@ def _forward_stage(
     return LoweredStage(stage.size, tuple(builder.views), sums, pointwise, travels)
 
 
-def _bias_reads(builder: _StageBuilder, entry: Rows, through: InputEntry) -> list[Read]:
+def _bias_reads(builder: _StageBuilder, entry: Rows, projection: InputProjectionShape) -> list[Read]:
     return [
-        builder.read(View(bias, entry.start - start), entry.step)
-        for bias, (start, count) in zip(_biases(through), through.biases, strict=True)
+        builder.read(StepRows(bias, entry.start - start), entry.step)
+        for bias, (start, count) in zip(_biases(projection), projection.biases, strict=True)
         if start <= entry.start < start + count
     ]
 
 
-def _input_term(builder: _StageBuilder, stage: Stage, i: int, through: InputEntry) -> Term:
+def _input_term(
+    builder: _StageBuilder, stage: Stage, i: int, projection: InputProjectionShape
+) -> ProductTerm:
     entry = stage.preactivations[i].entry
-    place = None if entry is None else through.matrix_row(entry, stage.size)
+    place = None if entry is None else projection.matrix_row(entry, stage.size)
     assert entry is not None
-    assert place is not None  # as `InputEntry.fits` says
-    view = builder.slot(View(Operand("input", 0, through.inputs)))
-    return Term(view, None, through.inputs, _input_matrix(through, place[0]), place[1], 0, entry.step)
+    assert place is not None  # as `InputProjectionShape.fits` says
+    view = builder.slot(StepRows(Operand("input", 0, projection.inputs)))
+    return ProductTerm(
+        view, None, projection.inputs, _input_matrix(projection, place[0]), place[1], 0, entry.step
+    )
 
 
-def _forward_term(cell: CellDescription, builder: _StageBuilder, product) -> Term:
+def _forward_term(cell: CellDescription, builder: _StageBuilder, product) -> ProductTerm:
     vector = product.vector
     if vector.kind == "state":
         view, marks = builder.slot(_previous(cell, vector.index)), builder.marks(0)
     else:
-        view, marks = builder.slot(View(_output(cell, (vector.stage, vector.index)))), None
+        view, marks = builder.slot(StepRows(_output(cell, (vector.stage, vector.index)))), None
     matrix = Operand("matrix", product.matrix, cell.matrices[product.matrix][1])
     depth = cell.size_of(vector)
-    return Term(view, marks, depth, matrix, product.rows.start, product.column, product.rows.step)
+    return ProductTerm(view, marks, depth, matrix, product.rows.start, product.column, product.rows.step)
 
 
 # ---- backward
 
 
-class _Flows:
+class _GradientRoutes:
     """Where gradients flow besides through matrices, and which matrices each vector's gradient comes through."""
 
-    def __init__(self, cell: CellDescription, own: Adjoint):
-        self.cell, self.own = cell, own
-        self.delta = Operand("delta", 0, own.width)
-        nodes = [node for stage in own.stages for node, _ in stage.leaves]
+    def __init__(self, cell: CellDescription, adjoint: Adjoint):
+        self.cell, self.adjoint = cell, adjoint
+        self.delta = Operand("delta", 0, adjoint.width)
+        nodes = [node for stage in adjoint.stages for node, _ in stage.leaves]
         states = sorted({node.value[0] for node in nodes if node.op == "state"})  # type: ignore[index]
         outputs = sorted({node.value for node in nodes if node.op == "output"})  # type: ignore[type-var]
         self.carry = {j: Operand("carry", j, cell.states[j]) for j in states}
@@ -346,21 +363,21 @@ class _Flows:
             for i, o in enumerate(outputs)
         }
         self.products: dict[Vector, list] = {}
-        for product in shared_products(own):
+        for product in merged_products(adjoint):
             self.products.setdefault(product.vector, []).append(product)
         self.started: set[Operand] = set()
 
-    def terms(self, builder: _StageBuilder, vector: Vector) -> list[Term]:
+    def terms(self, builder: _StageBuilder, vector: Vector) -> list[ProductTerm]:
         """The gradient of a vector from those of the pre-activations that its products are part of."""
         shift = 1 if vector.kind == "state" else 0
         terms = []
         for product in self.products.get(vector, ()):
             column = product.start
             for segment in product.segments:
-                view = builder.slot(View(self.delta, column, shift))
+                view = builder.slot(StepRows(self.delta, column, shift))
                 marks = builder.marks(1) if shift else None
                 matrix = Operand("matrix", segment.matrix, self.cell.matrices[segment.matrix][1])
-                terms.append(Term(view, marks, segment.rows, matrix, segment.row, segment.column, 1))
+                terms.append(ProductTerm(view, marks, segment.rows, matrix, segment.row, segment.column, 1))
                 column += segment.rows
         return terms
 
@@ -368,82 +385,82 @@ class _Flows:
         """Store what flows to an operand; whoever comes later adds to it."""
         add = operand in self.started
         self.started.add(operand)
-        return Write(builder.slot(View(operand)), add=add)
+        return Write(builder.slot(StepRows(operand)), add=add)
 
     def carried(self, builder: _StageBuilder, state: int) -> list[Read]:
         """What pointwise code of the step after passes back to a state."""
         if state not in self.carry:
             return []
-        return [builder.read(View(self.carry[state], shift=1), marks=builder.marks(1))]
+        return [builder.read(StepRows(self.carry[state], shift=1), marks=builder.marks(1))]
 
 
-def _backward_stage(flows: _Flows, s: int) -> LoweredStage:
-    cell, own, builder = flows.cell, flows.own, _StageBuilder()
-    stage, formulas = cell.stages[s], own.stages[s]
-    columns = [own.columns[s, i] for i in range(len(stage.preactivations))]
+def _backward_stage(routes: _GradientRoutes, s: int) -> LoweredStage:
+    cell, adjoint, builder = routes.cell, routes.adjoint, _StageBuilder()
+    stage, formulas = cell.stages[s], adjoint.stages[s]
+    columns = [adjoint.columns[s, i] for i in range(len(stage.preactivations))]
     results: list[tuple[Expression, Rows | Operand]] = list(
         zip(formulas.preactivations, columns, strict=True)
     )
     for node, formula in formulas.leaves:
         if node.op == "vector":
-            place = own.vector_columns[s, node.value[0]]  # type: ignore[index]
+            place = adjoint.vector_columns[s, node.value[0]]  # type: ignore[index]
             if place not in columns:
                 results.append((formula, place))
         else:
-            to = flows.carry[node.value[0]] if node.op == "state" else flows.local[node.value]  # type: ignore
+            to = routes.carry[node.value[0]] if node.op == "state" else routes.local[node.value]  # type: ignore
             results.append((formula, to))
     wanted: list[tuple[Vector, ...]] = []
     for node in in_order([e for e, _ in results]):
         if node.op == "gradient":
             (k,) = node.value  # type: ignore[misc]
-            builder.values[node] = _gradient_reads(flows, builder, s, k, wanted)
+            builder.values[node] = _gradient_reads(routes, builder, s, k, wanted)
         elif node.is_leaf and node.op != "constant":
-            builder.values[node] = (_leaf(cell, own, builder, node),)
-    pointwise = builder.pointwise([(e, (_target(flows, builder, to),)) for e, to in results])
-    terms = tuple(tuple(t for v in vectors for t in flows.terms(builder, v)) for vectors in wanted)
+            builder.values[node] = (_leaf(cell, adjoint, builder, node),)
+    pointwise = builder.pointwise([(e, (_target(routes, builder, to),)) for e, to in results])
+    terms = tuple(tuple(t for v in vectors for t in routes.terms(builder, v)) for vectors in wanted)
     travels = any(a.products for a in stage.preactivations)
     return LoweredStage(stage.size, tuple(builder.views), terms, pointwise, travels)
 
 
-def _target(flows: _Flows, builder: _StageBuilder, to: Rows | Operand) -> Write:
+def _target(routes: _GradientRoutes, builder: _StageBuilder, to: Rows | Operand) -> Write:
     if isinstance(to, Operand):
-        return flows.write(builder, to)
-    return Write(builder.slot(View(flows.delta, to.start)), to.step)
+        return routes.write(builder, to)
+    return Write(builder.slot(StepRows(routes.delta, to.start)), to.step)
 
 
 def _gradient_reads(
-    flows: _Flows, builder: _StageBuilder, s: int, k: int, wanted: list[tuple[Vector, ...]]
+    routes: _GradientRoutes, builder: _StageBuilder, s: int, k: int, wanted: list[tuple[Vector, ...]]
 ) -> tuple[Read, ...]:
     """The gradient of an output: through matrices, from outside, from the step after, from later stages."""
-    cell = flows.cell
+    cell = routes.cell
     states = [j for j, o in enumerate(cell.new_states) if tuple(o) == (s, k)]
     vectors = [Vector("output", k, s), *(Vector("state", j) for j in states)]
-    vectors = [v for v in vectors if v in flows.products]
+    vectors = [v for v in vectors if v in routes.products]
     reads = []
     if vectors:
         reads.append(Read(len(wanted), is_sum=True))
         wanted.append(tuple(vectors))
     number = cell.outputs.index(Output(s, k))
-    reads.append(builder.read(View(Operand("gradient", number, cell.stages[s].size))))
+    reads.append(builder.read(StepRows(Operand("gradient", number, cell.stages[s].size))))
     for j in states:
-        reads += flows.carried(builder, j)
-    if (s, k) in flows.local:
-        reads.append(builder.read(View(flows.local[s, k])))
+        reads += routes.carried(builder, j)
+    if (s, k) in routes.local:
+        reads.append(builder.read(StepRows(routes.local[s, k])))
     return tuple(reads)
 
 
-def _first_gradient(flows: _Flows, state: int) -> LoweredStage:
+def _first_gradient(routes: _GradientRoutes, state: int) -> LoweredStage:
     """The gradient of a state before the first step."""
-    size, builder = flows.cell.states[state], _StageBuilder()
+    size, builder = routes.cell.states[state], _StageBuilder()
     reads, sums, result = [], (), Expression("constant", value=0.0)
-    if Vector("state", state) in flows.products:
+    if Vector("state", state) in routes.products:
         reads.append(Read(0, is_sum=True))
-    reads += flows.carried(builder, state)
+    reads += routes.carried(builder, state)
     if reads:
         result = Expression("state", value=(state,))
         builder.values[result] = tuple(reads)
     target = Operand("first_gradient", state, size)
-    pointwise = builder.pointwise([(result, (Write(builder.slot(View(target))),))])
-    if Vector("state", state) in flows.products:
-        sums = (tuple(flows.terms(builder, Vector("state", state))),)
+    pointwise = builder.pointwise([(result, (Write(builder.slot(StepRows(target))),))])
+    if Vector("state", state) in routes.products:
+        sums = (tuple(routes.terms(builder, Vector("state", state))),)
     return LoweredStage(size, tuple(builder.views), sums, pointwise, travels=False)

@@ -116,7 +116,7 @@ class _Run:
         e.b.ret_void()
         self.text = e.text
 
-    def _share(self, count: Any) -> tuple[Any, Any]:
+    def _range_of_part(self, count: Any) -> tuple[Any, Any]:
         """This thread's part of so many things."""
         e, parts = self.e, self.e.word(self.call, Call.PARTS)
         first = e.b.sdiv(e.mul(self.part, count), parts)
@@ -136,7 +136,7 @@ class _Run:
         with e.b.if_else(has_right) as (products, columns):
             with products:
                 height = f[OuterSum.HEIGHT]
-                begin, end = self._share(e.b.sdiv(e.add(f[OuterSum.ROWS], height, -1), height))
+                begin, end = self._range_of_part(e.b.sdiv(e.add(f[OuterSum.ROWS], height, -1), height))
 
                 def chunk(tile: Any) -> None:
                     last = e.minimum_of(e.add(tile, f[OuterSum.CHUNK]), end)
@@ -265,7 +265,7 @@ class _Run:
         e, word = self.e, OuterSum
         together = TOGETHER * e.lanes
         groups = e.b.sdiv(e.add(f[word.ROWS], together - 1), e.index(together))
-        begin, end = self._share(groups)
+        begin, end = self._range_of_part(groups)
         left, out = self._left(f, first), self._address(f[word.OUT])
         is_first = e.less(first, 1)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from deeprnn.backends.cpu.jit import machine, pointwise, tables, tiles
-from deeprnn.backends.cpu.jit.lowering import LoweredStage, Operand, Pass, Term, View
+from deeprnn.backends.cpu.jit.lowering import LoweredStage, Operand, Pass, ProductTerm, StepRows
 from deeprnn.backends.cpu.jit.number import Number
 from deeprnn.backends.cpu.jit.packing import packing
-from deeprnn.backends.cpu.jit.tables import TALLEST, Word
+from deeprnn.backends.cpu.jit.sharing import WorkSplit
+from deeprnn.backends.cpu.jit.tables import Word
 
 WEIGHTS = Operand("weights")
 """packed weights: the last tensor of a call"""
@@ -40,35 +40,6 @@ class Panels(NamedTuple):
         return [w for w, n in ((self.width + 1, self.wide), (self.width, self.count - self.wide)) if w and n]
 
 
-class Sharing(NamedTuple):
-    """How the work of a call is shared."""
-
-    batch: int
-    parts: int = 1
-    """threads"""
-    by_columns: bool = False
-    """whether threads share the units of every stage, else members and rows"""
-    row_shares: int = 1
-    unpacked: bool = False
-    """whether matrices are read as they are"""
-
-    @property
-    def blocks(self) -> int:
-        """Row blocks of a share."""
-        return math.ceil(math.ceil(self.batch / self.row_shares) / TALLEST)
-
-    @property
-    def height(self) -> int:
-        """Rows of a block; some blocks may be one row taller."""
-        return max(1, self.batch // self.row_shares // self.blocks)
-
-    @property
-    def heights(self) -> list[int]:
-        """The heights that occur, the taller first."""
-        exact = self.batch % (self.row_shares * self.blocks) == 0
-        return [self.height] if exact else [self.height + 1, self.height]
-
-
 class Strides(NamedTuple):
     """Bytes from step to step and from row to row of an operand."""
 
@@ -76,31 +47,31 @@ class Strides(NamedTuple):
     row: int
 
 
-class Planned:
+class PassPlan:
     """The table of a plan, and what a call has to bring along."""
 
     def __init__(
         self,
-        work: Pass,
+        pass_: Pass,
         number: Number,
-        sharing: Sharing,
+        split: WorkSplit,
         absent: frozenset[Operand],
-        timeless: frozenset[Operand],
+        per_sequence: frozenset[Operand],
     ):
-        self.work, self.number, self.sharing = work, number, sharing
-        self.absent, self.timeless = absent, timeless
+        self.pass_, self.number, self.split = pass_, number, split
+        self.absent, self.per_sequence = absent, per_sequence
         self.lanes = machine.machine().vector_bytes // number.size
-        self.tensors = {operand: i for i, operand in enumerate((*work.operands, WEIGHTS))}
-        self.widest = 1 if sharing.unpacked else tiles.widest_panel(max(sharing.heights))
+        self.tensors = {operand: i for i, operand in enumerate((*pass_.operands, WEIGHTS))}
+        self.widest = 1 if split.unpacked else tiles.widest_panel(max(split.heights))
         self.counter = tables.Call.size() + 2 * len(self.tensors) + 16
         """word of a call in which threads count: a cache line away from the addresses, which all of them read"""
         self.call_words = self.counter + 16
         self.weights_size = 0
         """numbers"""
-        self.words = _Table()
+        self.builder = _WordBuilder()
         self._write()
 
-        self.table = (ctypes.c_int64 * len(self.words.words))(*self.words.words)
+        self.memory = (ctypes.c_int64 * len(self.builder.words))(*self.builder.words)
         """the words in memory, where machine code reads them"""
         self._call = ctypes.c_int64 * self.call_words
         self.weights_bytes = self.weights_size * number.size
@@ -109,44 +80,44 @@ class Planned:
     def new_call(self) -> Any:
         """A call's table, its tensors and numbers still to be filled in."""
         call = self._call()
-        call[tables.Call.PLAN] = ctypes.addressof(self.table)
+        call[tables.Call.PLAN] = ctypes.addressof(self.memory)
         return call
 
     def _write(self) -> None:
-        header = self.words.reserve(tables.Plan.size())
-        stages = (*self.work.stages, *self.work.final)
+        header = self.builder.reserve(tables.Plan.size())
+        stages = (*self.pass_.stages, *self.pass_.final)
         views = [view for stage in stages for view in stage.views]
         sums = [terms for stage in stages for terms in stage.sums]
         most_sums = max(len(stage.sums) for stage in stages)
-        tile_bytes = max(self.sharing.heights) * self.widest * self.lanes * self.number.size
+        tile_bytes = max(self.split.heights) * self.widest * self.lanes * self.number.size
         first_views = [sum(len(s.views) for s in stages[:i]) for i in range(len(stages))]
         packings: list[list[int]] = []
         rows = [self._stage(s, v, packings) for s, v in zip(stages, first_views, strict=True)]
         word = tables.Plan
-        self.words.fill(
+        self.builder.fill(
             header,
             {
                 word.TENSORS: len(self.tensors),
                 word.COUNTER: self.counter,
-                word.VIEWS: self.words.append([self._view(view) for view in views]),
+                word.VIEWS: self.builder.append([self._view(view) for view in views]),
                 word.VIEW_COUNT: len(views),
-                word.STAGES: self.words.append(rows),
-                word.STAGE_COUNT: len(self.work.stages),
-                word.FINAL_COUNT: len(self.work.final),
-                word.PACKINGS: self.words.append(packings),
+                word.STAGES: self.builder.append(rows),
+                word.STAGE_COUNT: len(self.pass_.stages),
+                word.FINAL_COUNT: len(self.pass_.final),
+                word.PACKINGS: self.builder.append(packings),
                 word.PACKING_COUNT: len(packings),
-                word.REVERSE: int(self.work.backward),
-                word.PARTS: self.sharing.parts,
-                word.BY_COLUMNS: int(self.sharing.by_columns),
-                word.BATCH: self.sharing.batch,
-                word.ROW_SHARES: self.sharing.row_shares,
-                word.BLOCKS: self.sharing.blocks,
+                word.REVERSE: int(self.pass_.backward),
+                word.PARTS: self.split.parts,
+                word.BY_COLUMNS: int(self.split.by_columns),
+                word.BATCH: self.split.batch,
+                word.ROW_PARTS: self.split.row_parts,
+                word.BLOCKS: self.split.blocks,
                 word.LANES: self.lanes,
-                word.HEIGHT: self.sharing.height,
+                word.HEIGHT: self.split.height,
                 word.TILE_BYTES: tile_bytes,
                 word.SCRATCH_BYTES: tile_bytes * most_sums,
                 word.MOST_TERMS: max(map(len, sums), default=0),
-                word.UNPACKED: int(self.sharing.unpacked),
+                word.UNPACKED: int(self.split.unpacked),
                 word.WEIGHTS: self.tensors[WEIGHTS],
                 word.ZEROS: self.tensors[Operand("zeros")],
             },
@@ -160,14 +131,14 @@ class Planned:
             return Strides(0, 0)
         row = 1 if operand.kind == "marks" else operand.width * self.number.size
         timed = operand.kind in TIMED
-        return Strides(row * self.sharing.batch if timed and operand not in self.timeless else 0, row)
+        return Strides(row * self.split.batch if timed and operand not in self.per_sequence else 0, row)
 
-    def _view(self, view: View) -> list[int]:
+    def _view(self, view: StepRows) -> list[int]:
         operand = view.operand
         time, row = self.strides(operand)
-        outside = -1 if view.outside is None else self.tensors[view.outside]
+        boundary = -1 if view.boundary is None else self.tensors[view.boundary]
         if not time:
-            outside = self.tensors[operand]
+            boundary = self.tensors[operand]
         word = tables.View
         return _entry(
             word,
@@ -177,8 +148,8 @@ class Planned:
                 word.TIME: time,
                 word.ROW: row,
                 word.SHIFT: view.shift,
-                word.RING: int(operand.kind == "carry"),
-                word.OUTSIDE: outside,
+                word.DOUBLE_BUFFERED: int(operand.kind == "carry"),
+                word.BOUNDARY: boundary,
             },
         )
 
@@ -199,7 +170,7 @@ class Planned:
                 word.WIDE: panels.wide,
                 word.POINTWISE: pointwise.function(stage.pointwise, self.number),
                 word.BARRIER: int(stage.travels),
-                word.SUMS: self.words.append(sums),
+                word.SUMS: self.builder.append(sums),
                 word.SUM_COUNT: len(sums),
                 **{kind: functions.get(kind, 0) for kind in list(word)[word.TALL_WIDE :]},
             },
@@ -207,31 +178,31 @@ class Planned:
 
     @property
     def _column_parts(self) -> int:
-        return self.sharing.parts if self.sharing.by_columns else 1
+        return self.split.parts if self.split.by_columns else 1
 
     def _functions(self, panels: Panels) -> dict[tables.Stage, int]:
         """The functions for tiles, by height and width."""
         kinds = tables.Stage
-        heights = [self.sharing.height + 1, self.sharing.height]
+        heights = [self.split.height + 1, self.split.height]
         names = [(kinds.TALL_WIDE, kinds.TALL_NARROW), (kinds.SHORT_WIDE, kinds.SHORT_NARROW)]
         made = {}
         for rows, row in zip(heights, names, strict=True):
             for vectors, kind in zip((panels.width + 1, panels.width), row, strict=True):
-                if rows in self.sharing.heights and vectors in panels.widths:
+                if rows in self.split.heights and vectors in panels.widths:
                     made[kind] = self._tile(rows, vectors)
         return made
 
     def _tile(self, rows: int, vectors: int) -> int:
-        if self.sharing.unpacked:
+        if self.split.unpacked:
             return tiles.unpacked_tile(self.number, rows)
         return tiles.packed_tile(self.number, rows, vectors)
 
     def _sum(
-        self, stage: LoweredStage, terms: Sequence[Term], panels: Panels, packings: list[list[int]]
+        self, stage: LoweredStage, terms: Sequence[ProductTerm], panels: Panels, packings: list[list[int]]
     ) -> list[int]:
         depth, start = sum(term.depth for term in terms), self.weights_size
         word, above = tables.Sum, 0
-        if not self.sharing.unpacked:
+        if not self.split.unpacked:
             self.weights_size += depth * -(-stage.size // self.lanes) * self.lanes
             for term in terms:
                 packings.append(self._packing(stage, term, panels, start, above, depth))
@@ -241,17 +212,17 @@ class Planned:
             {
                 word.WEIGHTS: start * self.number.size,
                 word.DEPTH: depth,
-                word.TERMS: self.words.append([self._term(term) for term in terms]),
+                word.TERMS: self.builder.append([self._term(term) for term in terms]),
                 word.TERM_COUNT: len(terms),
             },
         )
 
-    def _place(self, term: Term) -> tuple[int, int]:
+    def _place(self, term: ProductTerm) -> tuple[int, int]:
         """Where a term's part of its matrix begins, and the distance from unit to unit."""
         row = term.matrix.width * self.number.size
         return term.row * row + term.column * self.number.size, term.unit_step * row
 
-    def _term(self, term: Term) -> list[int]:
+    def _term(self, term: ProductTerm) -> list[int]:
         word = tables.Term
         offset, stride = self._place(term)
         return _entry(
@@ -267,14 +238,14 @@ class Planned:
         )
 
     def _packing(
-        self, stage: LoweredStage, term: Term, panels: Panels, start: int, above: int, depth: int
+        self, stage: LoweredStage, term: ProductTerm, panels: Panels, start: int, above: int, depth: int
     ) -> list[int]:
         word = tables.Packing
         offset, stride = self._place(term)
         return _entry(
             word,
             {
-                word.FUNCTION: packing(self.number, transposed=not self.work.backward),
+                word.FUNCTION: packing(self.number, transposed=not self.pass_.backward),
                 word.MATRIX: self.tensors[term.matrix],
                 word.OFFSET: offset,
                 word.STRIDE: stride,
@@ -290,7 +261,7 @@ class Planned:
         )
 
 
-class _Table:
+class _WordBuilder:
     """Words, section after section."""
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.cpu.jit.layer import Given, LayerCall, layer_call
-from deeprnn.backends.protocol import InputProjection, Inputs, ProjectionCase
 from deeprnn.backends.wiring import projection_wiring
 from deeprnn.cells.description import CellDescription
 
@@ -61,8 +61,8 @@ def backward(
     sized = call.at(*case.shape[:2])
     memory, made = sized.backward(given, [x.data_ptr() for x in stored], gradients, wanted)
     d_x = sized.input_gradient(memory, given.parameters) if needed[0] else None
-    own = made or [None] * len(given.parameters)
-    return [d_x, *own[: first - 1], *sized.state_gradients(memory), *own[first - 1 :]]
+    d_parameters = made or [None] * len(given.parameters)
+    return [d_x, *d_parameters[: first - 1], *sized.state_gradients(memory), *d_parameters[first - 1 :]]
 
 
 def _given(case: ProjectionCase, projection: InputProjection, inputs: Inputs) -> tuple[LayerCall, Given]:

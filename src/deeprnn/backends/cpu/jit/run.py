@@ -12,13 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deeprnn.backends.call import Gradients, Inputs
 from deeprnn.backends.cpu.jit import executor, machine, threads
-from deeprnn.backends.cpu.jit.lowering import InputEntry, Pass, backward_pass, forward_pass, input_pass
+from deeprnn.backends.cpu.jit.lowering import (
+    InputProjectionShape,
+    Pass,
+    backward_pass,
+    forward_pass,
+    input_pass,
+)
 from deeprnn.backends.cpu.jit.number import NUMBERS
-from deeprnn.backends.cpu.jit.plan import Planned, Sharing
-from deeprnn.backends.cpu.jit.sharing import share
+from deeprnn.backends.cpu.jit.plan import PassPlan
+from deeprnn.backends.cpu.jit.sharing import WorkSplit, share
 from deeprnn.backends.cpu.jit.tables import Call
-from deeprnn.backends.protocol import Gradients, Inputs
 from deeprnn.cells.description import CellDescription, from_text
 
 POINTWISE_WORK = 16
@@ -60,16 +66,16 @@ def backward(
 
 @lru_cache(maxsize=1024)
 def forward_program(
-    text: str, keep: bool, through: InputEntry | None = None, in_loop: bool = False
+    text: str, keep: bool, projection: InputProjectionShape | None = None, in_loop: bool = False
 ) -> Program:
     """A cell's forward pass; see `lowering.forward_pass`."""
-    return Program(forward_pass(from_text(text), keep, through, in_loop))
+    return Program(forward_pass(from_text(text), keep, projection, in_loop))
 
 
 @lru_cache(maxsize=1024)
-def input_program(through: InputEntry) -> Program:
+def input_program(projection: InputProjectionShape) -> Program:
     """The product of an input with its matrices."""
-    return Program(input_pass(through))
+    return Program(input_pass(projection))
 
 
 @lru_cache(maxsize=1024)
@@ -81,31 +87,31 @@ def backward_program(text: str) -> Program:
 class Program:
     """A pass, and plans for it, each made when it is first needed."""
 
-    def __init__(self, work: Pass):
-        self.work = work
-        self._plans: dict[Any, Planned] = {}
+    def __init__(self, pass_: Pass):
+        self.pass_ = pass_
+        self._plans: dict[Any, PassPlan] = {}
         self._calls: dict[Any, _Call] = {}
         self.results = self._widths("output", "saved")
         self.carry, self.local = self._widths("carry"), self._widths("local")
         self.delta = sum(self._widths("delta"))
         self.fills_delta = len(self._delta_columns()) == self.delta
-        self.masks = [i for i, x in enumerate(work.operands) if x.kind == "mask"]
-        self.marks = next(i for i, x in enumerate(work.operands) if x.kind == "marks")
-        self.row_bytes = 8 * max(x.width for x in work.operands)
-        self.first_states = [(i, x.width) for i, x in enumerate(work.operands) if x.kind == "first"]
+        self.masks = [i for i, x in enumerate(pass_.operands) if x.kind == "mask"]
+        self.marks = next(i for i, x in enumerate(pass_.operands) if x.kind == "marks")
+        self.row_bytes = 8 * max(x.width for x in pass_.operands)
+        self.first_states = [(i, x.width) for i, x in enumerate(pass_.operands) if x.kind == "first"]
         self.multiplications = sum(
             stage.size * (POINTWISE_WORK + sum(term.depth for terms in stage.sums for term in terms))
-            for stage in work.stages
+            for stage in pass_.stages
         )
 
     def _widths(self, *kinds: str) -> list[int]:
-        return [x.width for x in self.work.operands if x.kind in kinds]
+        return [x.width for x in self.pass_.operands if x.kind in kinds]
 
     def _delta_columns(self) -> set[int]:
         """The columns of delta that are written: one of A that no stage reads is not."""
         return {
             stage.views[write.slot].column + unit * write.step
-            for stage in self.work.stages
+            for stage in self.pass_.stages
             for _, writes in stage.pointwise.results
             for write in writes
             if stage.views[write.slot].operand.kind == "delta"
@@ -118,9 +124,11 @@ class Program:
         addresses = [None if x is None else x.data_ptr() for x in dense]
         distances = self._distances(dense) if members is not None else []
         timed = 3 if members is None else 4
-        timeless = tuple([i for i in self.masks if dense[i].dim() < timed])  # type: ignore[union-attr]
+        per_sequence = tuple([i for i in self.masks if dense[i].dim() < timed])  # type: ignore[union-attr]
         dtype = dense[0].dtype  # type: ignore[union-attr]
-        self.run_at(addresses, dtype, steps, batch, timeless, 1 if members is None else members, distances)
+        self.run_at(
+            addresses, dtype, steps, batch, per_sequence, 1 if members is None else members, distances
+        )
 
     def run_at(
         self,
@@ -128,18 +136,18 @@ class Program:
         dtype: torch.dtype,
         steps: int,
         batch: int,
-        timeless: tuple[int, ...] = (),
+        per_sequence: tuple[int, ...] = (),
         members: int = 1,
         distances: Sequence[int] = (),
     ) -> None:
         """Run all steps on contiguous tensors at these addresses, None for zeros.
 
-        `timeless` are the masks that are one for the whole sequence, `distances` the bytes from member to member.
+        `per_sequence` are the masks that are one for the whole sequence, `distances` the bytes from member to member.
         """
         if steps == 0 or batch == 0 or members == 0:
             return
         absent = tuple([i for i, x in enumerate(addresses) if x is None])
-        key = dtype, steps, batch, timeless, members, absent
+        key = dtype, steps, batch, per_sequence, members, absent
         if (call := self._calls.get(key)) is None:
             call = _Call(self, *key)
             if len(self._calls) >= MOST_CALLS:  # sequences of ever new lengths
@@ -148,14 +156,14 @@ class Program:
         call.run(addresses, distances)
 
     def planned(
-        self, sharing: Sharing, dtype: torch.dtype, absent: tuple[int, ...], timeless: tuple[int, ...]
-    ) -> Planned:
+        self, split: WorkSplit, dtype: torch.dtype, absent: tuple[int, ...], per_sequence: tuple[int, ...]
+    ) -> PassPlan:
         """The plan of calls that share their work like this and lack these operands."""
-        key = (sharing, dtype, absent, timeless)
+        key = (split, dtype, absent, per_sequence)
         if (found := self._plans.get(key)) is None:
-            operands = self.work.operands
-            still = [operands[i] for i in absent], [operands[i] for i in timeless]
-            made = Planned(self.work, NUMBERS[dtype], sharing, *map(frozenset, still))
+            operands = self.pass_.operands
+            still = [operands[i] for i in absent], [operands[i] for i in per_sequence]
+            made = PassPlan(self.pass_, NUMBERS[dtype], split, *map(frozenset, still))
             found = self._plans.setdefault(key, made)
         return found
 
@@ -172,42 +180,42 @@ class _Call:
     """What calls of one shape have in common, settled once: a small one costs more before its loop than in it."""
 
     def __init__(
-        self, program: Program, dtype: torch.dtype, steps: int, batch: int, timeless: tuple[int, ...],
+        self, program: Program, dtype: torch.dtype, steps: int, batch: int, per_sequence: tuple[int, ...],
         members: int, absent: tuple[int, ...],
     ):  # fmt: skip
-        self.program, self.dtype, self.absent, self.timeless = program, dtype, absent, timeless
+        self.program, self.dtype, self.absent, self.per_sequence = program, dtype, absent, per_sequence
         self.steps, self.batch, self.members = steps, batch, members
-        self.work = members * steps * batch * program.multiplications
-        self.passes = 0 if program.work.backward else steps
+        self.multiply_count = members * steps * batch * program.multiplications
+        self.passes = 0 if program.pass_.backward else steps
         # A step reads the state before it with that sequence's distance between rows, the first step's too.
         absent_widths = [width for i, width in program.first_states if i in absent]
         zero_states = dtype.itemsize * max(absent_widths, default=0)
         self.zeros = zeros_address(max(program.row_bytes, batch * max(1, zero_states)))
-        self._tables: dict[Sharing, tuple[Planned, Any]] = {}
+        self._tables: dict[WorkSplit, tuple[PassPlan, Any]] = {}
         self._function = executor.run(machine.machine().vector_bytes)
 
     def run(self, addresses: Sequence[int | None], distances: Sequence[int]) -> None:
         """Run all steps; the work's sharing depends on what the machine does just now."""
         given = [self.zeros if x is None else x for x in addresses]
 
-        def run(sharing: Sharing) -> None:
-            self._run(sharing, given, distances)
+        def run(split: WorkSplit) -> None:
+            self._run(split, given, distances)
 
-        share((self.program, self.dtype), self.batch, self.members, self.work, self.passes, run)
+        share((self.program, self.dtype), self.batch, self.members, self.multiply_count, self.passes, run)
 
-    def _run(self, sharing: Sharing, given: list[int], distances: Sequence[int]) -> None:
-        planned, table = self._tables.get(sharing) or self._tables.setdefault(sharing, self._table(sharing))
+    def _run(self, split: WorkSplit, given: list[int], distances: Sequence[int]) -> None:
+        planned, table = self._tables.get(split) or self._tables.setdefault(split, self._table(split))
         call = type(table).from_buffer_copy(table)
         weights = _workspace(self.members * planned.weights_bytes)
         bound = [*given, self.zeros, weights.data_ptr()]
         if distances:
             bound += [*distances, 0, planned.weights_bytes]
         call[FIRST_ADDRESS : FIRST_ADDRESS + len(bound)] = bound
-        execute(call, self._function, sharing.parts)
+        execute(call, self._function, split.parts)
 
-    def _table(self, sharing: Sharing) -> tuple[Planned, Any]:
+    def _table(self, split: WorkSplit) -> tuple[PassPlan, Any]:
         """The plan, and a call's table without addresses."""
-        planned = self.program.planned(sharing, self.dtype, self.absent, self.timeless)
+        planned = self.program.planned(split, self.dtype, self.absent, self.per_sequence)
         table = planned.new_call()
         table[Call.STEPS], table[Call.MEMBERS] = self.steps, self.members
         return planned, table
@@ -223,10 +231,10 @@ def _dense(x: Tensor, members: int | None) -> Tensor:
 def execute(call: Any, function: int, parts: int) -> None:
     """Run all shares of a call: `function` is the address of `run(call, part)`."""
     if parts > 1:
-        call[Call.SHARE], call[Call.PARTS] = function, parts
+        call[Call.WORKER], call[Call.PARTS] = function, parts
         if threads.in_openmp_region(executor.region(), call, parts):
             return
-    run = _share_of(function)
+    run = _callable_of(function)
     if parts == 1:
         run(ctypes.addressof(call), 0)
     else:
@@ -234,17 +242,17 @@ def execute(call: Any, function: int, parts: int) -> None:
 
 
 @lru_cache(maxsize=64)
-def _share_of(function: int) -> Callable[[int, int], None]:
+def _callable_of(function: int) -> Callable[[int, int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(function)
 
 
-class _Kept(threading.local):
+class _ThreadMemory(threading.local):
     """A thread's memory for packed weights."""
 
     memory = torch.empty(0, dtype=torch.uint8)
 
 
-_KEPT = _Kept()
+_THREAD_MEMORY = _ThreadMemory()
 
 
 def _fresh_zeros(size: int) -> tuple[int, int, np.ndarray]:
@@ -258,11 +266,11 @@ _ZEROS = [_fresh_zeros(2**14)]
 
 def _workspace(size: int) -> Tensor:
     """Memory of at least so many bytes, with anything in it."""
-    if _KEPT.memory.numel() >= size:
-        return _KEPT.memory
+    if _THREAD_MEMORY.memory.numel() >= size:
+        return _THREAD_MEMORY.memory
     fresh = torch.empty(size, dtype=torch.uint8)
     if size <= KEPT_WORKSPACE:
-        _KEPT.memory = fresh
+        _THREAD_MEMORY.memory = fresh
     return fresh
 
 

@@ -7,14 +7,15 @@ cores and loses on busy ones, so the two are timed against each other. Sharing n
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from deeprnn.backends.cpu.jit import threads
-from deeprnn.backends.cpu.jit.plan import Sharing
 from deeprnn.backends.cpu.jit.tables import TALLEST
 
 WORK_PER_THREAD = 4_000_000
@@ -26,6 +27,35 @@ UNPACKED_PASSES = 3
 """passes over the weights up to which it is cheaper to read them as they are than to pack them first"""
 
 
+class WorkSplit(NamedTuple):
+    """How the work of a call is shared."""
+
+    batch: int
+    parts: int = 1
+    """threads"""
+    by_columns: bool = False
+    """whether threads share the units of every stage, else members and rows"""
+    row_parts: int = 1
+    unpacked: bool = False
+    """whether matrices are read as they are"""
+
+    @property
+    def blocks(self) -> int:
+        """Row blocks of a share."""
+        return math.ceil(math.ceil(self.batch / self.row_parts) / TALLEST)
+
+    @property
+    def height(self) -> int:
+        """Rows of a block; some blocks may be one row taller."""
+        return max(1, self.batch // self.row_parts // self.blocks)
+
+    @property
+    def heights(self) -> list[int]:
+        """The heights that occur, the taller first."""
+        exact = self.batch % (self.row_parts * self.blocks) == 0
+        return [self.height] if exact else [self.height + 1, self.height]
+
+
 class MeasuredChoice:
     """Which of several ways was fastest of late: each is tried twice, the slower ones again now and then."""
 
@@ -33,10 +63,10 @@ class MeasuredChoice:
     """calls"""
 
     def __init__(self) -> None:
-        self.times: defaultdict[Sharing, deque[float]] = defaultdict(lambda: deque(maxlen=3))
+        self.times: defaultdict[WorkSplit, deque[float]] = defaultdict(lambda: deque(maxlen=3))
         self.calls = 0
 
-    def pick(self, ways: Sequence[Sharing]) -> Sharing:
+    def pick(self, ways: Sequence[WorkSplit]) -> WorkSplit:
         """The way to take this time."""
         self.calls += 1
         untried = [way for way in ways if len(self.times[way]) < 2]
@@ -58,7 +88,7 @@ def threads_that_pay(work: int) -> int:
 
 
 def share(
-    case: Hashable, batch: int, members: int, work: int, passes: int, run: Callable[[Sharing], None]
+    case: Hashable, batch: int, members: int, work: int, passes: int, run: Callable[[WorkSplit], None]
 ) -> None:
     """Run a call, by as many threads as pay.
 
@@ -68,7 +98,7 @@ def share(
     unpacked = 0 < passes * -(-batch // TALLEST) <= UNPACKED_PASSES
     count = threads_that_pay(work)
     if count < 2 or not threads.acquire():
-        run(Sharing(batch, unpacked=unpacked))
+        run(WorkSplit(batch, unpacked=unpacked))
         return
     try:
         ways = sharings(batch, members, count, unpacked)
@@ -96,10 +126,10 @@ def share_freely(work: int, run: Callable[[int], None]) -> None:
         threads.release()
 
 
-def sharings(batch: int, members: int, count: int, unpacked: bool) -> list[Sharing]:
+def sharings(batch: int, members: int, count: int, unpacked: bool) -> list[WorkSplit]:
     """The ways that may be fastest."""
     shares = 1 if count <= members else min(count, batch)
-    by_rows = Sharing(batch, min(count, members * shares), row_shares=shares, unpacked=unpacked)
+    by_rows = WorkSplit(batch, min(count, members * shares), row_parts=shares, unpacked=unpacked)
     if members > 1 or ROWS_PER_THREAD * count <= batch:
         return [by_rows]
-    return [Sharing(batch, count, by_columns=True, unpacked=unpacked), by_rows]
+    return [WorkSplit(batch, count, by_columns=True, unpacked=unpacked), by_rows]

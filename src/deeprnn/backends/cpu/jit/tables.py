@@ -31,7 +31,7 @@ class Call(Word):
     """What changes from call to call; the tensors' addresses follow, then the distances between members."""
 
     PLAN = auto()  # address of the plan
-    SHARE = auto()  # address of the function that runs the share of one thread
+    WORKER = auto()  # address of the function that runs the share of one thread
     PARTS = auto()  # threads
     STEPS = auto()
     MEMBERS = auto()
@@ -56,7 +56,7 @@ class Plan(Word):
     PARTS = auto()  # threads
     BY_COLUMNS = auto()  # 1: threads share each stage's panels; 0: they share members and rows
     BATCH = auto()
-    ROW_SHARES = auto()  # of the batch
+    ROW_PARTS = auto()  # of the batch
     BLOCKS = auto()  # of rows, in each share
     LANES = auto()  # numbers in a vector
     HEIGHT = auto()  # rows of a block, unless it is one of those that are one row taller
@@ -76,8 +76,10 @@ class View(Word):
     TIME = auto()
     ROW = auto()
     SHIFT = auto()
-    RING = auto()  # 1: only two steps are kept, the even and the odd one
-    OUTSIDE = auto()  # tensor that stands for steps before the first and after the last, -1: there is nothing
+    DOUBLE_BUFFERED = auto()  # 1: only two steps are kept, the even and the odd one
+    BOUNDARY = (
+        auto()
+    )  # tensor that stands for steps before the first and after the last, -1: there is nothing
 
 
 class BoundView(Word):
@@ -86,9 +88,9 @@ class BoundView(Word):
     BASE = auto()
     TIME = auto()
     SHIFT = auto()
-    KEEP = auto()  # bits of a step's number that count: all, or in a ring the last
+    STEP_MASK = auto()  # bits of a step's number that count: all, or in a ring the last
     STEPS = auto()  # that there are
-    OUTSIDE = auto()  # address for other steps, 0: there is nothing
+    BOUNDARY = auto()  # address for other steps, 0: there is nothing
 
 
 class Stage(Word):

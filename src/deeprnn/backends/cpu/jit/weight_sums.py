@@ -13,9 +13,9 @@ from deeprnn.backends.cpu.jit.number import NUMBERS
 from deeprnn.backends.cpu.jit.run import MOST_CALLS, execute, zeros_address
 from deeprnn.backends.cpu.jit.sharing import share_freely
 from deeprnn.backends.cpu.jit.tables import Call, OuterSum
-from deeprnn.backends.gradients import covered_once, shared_products
+from deeprnn.backends.gradients import merged_products, tiles_matrices_exactly
 from deeprnn.backends.wiring import Wiring
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.cells.adjoint import adjoint_of
 
 
 class Right(NamedTuple):
@@ -42,11 +42,11 @@ class Sum(NamedTuple):
 
 def serves(wiring: Wiring) -> bool:
     """Whether each number of each parameter has its gradient in one sum."""
-    own = adjoint(wiring.cell)
-    steps = [rows.step for rows in own.vector_columns.values()]
+    adjoint = adjoint_of(wiring.cell)
+    steps = [rows.step for rows in adjoint.vector_columns.values()]
     return (
         wiring.uses_all_once
-        and covered_once(own)
+        and tiles_matrices_exactly(adjoint)
         and len(steps) == len(wiring.vectors)
         and steps == [1] * len(steps)
     )
@@ -57,14 +57,14 @@ class WeightSums:
 
     def __init__(self, wiring: Wiring, inputs: int, dtype: torch.dtype):
         self.wiring, self.inputs, self.number = wiring, inputs, NUMBERS[dtype]
-        self.cell, self.own = wiring.cell, adjoint(wiring.cell)
+        self.cell, self.adjoint = wiring.cell, adjoint_of(wiring.cell)
         self.sums = [*self._of_matrices(), *self._of_inputs(), *self._of_vectors()]
         self.multiplications = sum(x.rows * self._width(x.right) for x in self.sums)
         self._tables: dict[tuple, tuple[Any, list[tuple[int, int, int]]]] = {}
         self._function = outer_sums.run(self.number, machine.machine())
 
     def _of_matrices(self) -> Iterator[Sum]:
-        for shared in shared_products(self.own):
+        for shared in merged_products(self.adjoint):
             at, vector = shared.start, shared.vector
             output = vector.kind == "output"
             index = self.cell.outputs.index((vector.stage, vector.index)) if output else vector.index
@@ -84,7 +84,7 @@ class WeightSums:
     def _of_vectors(self) -> Iterator[Sum]:
         for parameter, start, count, column in self.wiring.biases:
             yield Sum(column, count, Right("ones"), parameter, start, 1)
-        for (_, number), rows in self.own.vector_columns.items():
+        for (_, number), rows in self.adjoint.vector_columns.items():
             parameter, start, count, _ = self.wiring.vectors[number]
             yield Sum(rows.start, count, Right("ones"), parameter, start, 1)
 
@@ -99,7 +99,7 @@ class WeightSums:
         """A sum's entry in the table, without addresses and counts."""
         word, size, columns = OuterSum, self.number.size, self._width(x.right)
         fields: dict[OuterSum, int] = dict.fromkeys(word, 0)
-        fields |= {word.LEFT_ROW: self.own.width * size, word.ROWS: x.rows}
+        fields |= {word.LEFT_ROW: self.adjoint.width * size, word.ROWS: x.rows}
         if x.right.kind != "ones":
             fields |= outer_sums.tile_words(self.number, x.rows, columns)
             fields |= {word.COLUMNS: columns, word.RIGHT_ROW: columns * size, word.OUT_ROW: x.width * size}

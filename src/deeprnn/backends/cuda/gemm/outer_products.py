@@ -68,7 +68,7 @@ class Tiling:
 
 @lru_cache(maxsize=256)
 def tiling(
-    wanted: tuple[SumBlock, ...], rows: int, members: int, processors: int, at_once: bool = False
+    wanted: tuple[SumBlock, ...], rows: int, members: int, sm_count: int, at_once: bool = False
 ) -> Tiling | None:
     """The cheapest way: the busiest processor's rows times the width of its tiles. None where nothing fits.
 
@@ -82,7 +82,7 @@ def tiling(
                 continue
             for splits in range(1, max(1, min(64, blocks // 3)) + 1):
                 each = -(-blocks // splits)
-                waves = -(-len(tiles) * members * splits // processors)
+                waves = -(-len(tiles) * members * splits // sm_count)
                 if at_once and waves > 1:
                     break
                 # Measured on an H200, in blocks of rows times columns: a part begins and ends with some waiting.
@@ -181,12 +181,12 @@ def _layout(
     rows: int,
     batch: int,
     members: int,
-    processors: int,
+    sm_count: int,
     free_processors: int,
 ) -> tuple[Tiling, _Job]:
     """The tiling, and a job complete but for addresses: to be copied, as filling in its tables takes long."""
     plan = tiling(wanted, rows, members, free_processors, at_once=True) if free_processors else None
-    plan = plan or tiling(wanted, rows, members, processors)
+    plan = plan or tiling(wanted, rows, members, sm_count)
     assert plan is not None
     width, job = sum(widths), _Job()
     job.left_columns, job.offset = -(-width // 8) * 8, -(-width // 128) * 128
@@ -195,9 +195,9 @@ def _layout(
     job.rows, job.batch, job.each = rows, batch, plan.each
     job.tiles, job.splits, job.matrix_count = len(plan.tiles), plan.splits, len(widths)
     start = 0
-    for i, own in enumerate(widths):
-        job.matrices[i] = _Matrix(None, None, own, start)
-        start += own
+    for i, columns in enumerate(widths):
+        job.matrices[i] = _Matrix(None, None, columns, start)
+        start += columns
     job.matrices[len(widths)] = _Matrix(None, None, right_width, job.offset)
     for i, (m, n) in enumerate(plan.tiles):
         job.tile[i][0], job.tile[i][1] = m // 8, (job.offset + n) // 8
@@ -223,8 +223,8 @@ class OuterProducts:
         self.members = lead[0] if lead else 1
         self.device, self.left, self.reset, self.wanted = x.device, left, reset, wanted
         rows, widths = steps * batch, tuple(side.width for side in left)
-        processors = device_of(x.device.index).processors
-        shape = rows, batch, self.members, processors, free_processors
+        sm_count = device_of(x.device.index).sm_count
+        shape = rows, batch, self.members, sm_count, free_processors
         self.plan, blank = _layout(tuple(wanted), widths, right_width, *shape)
         self.job = job = _Job.from_buffer_copy(blank)
         count = self.members * job.blocks * job.columns

@@ -19,7 +19,7 @@ from deeprnn.backends.cuda.driver import Kernel, allocate, stream_of
 from deeprnn.backends.cuda.gemm.outer_products import multiply_macro
 
 ROWS, ROWS_SHORT, DEPTH, STAGES = 128, 64, 64, 3  # as in long_rows.cu and short_rows.cu
-SHORT = 128  # numbers a row, up to which it is cut before
+MAX_RESIDENT_INNER = 128  # numbers a row, up to which it is cut before
 MOST_MATRICES, MOST_BIASES = 8, 16  # pieces, as in short_rows.cu
 WIDEST_SHORT, LESS_WIDE, WIDEST = 200, 160, 136  # columns of a tile
 
@@ -65,12 +65,12 @@ def tile_width(columns: int, widest: int) -> int:
     return -(-columns // (8 * tiles)) * 8
 
 
-def short_width(columns: int, blocks: int, members: int, processors: int) -> int:
+def short_width(columns: int, blocks: int, members: int, sm_count: int) -> int:
     """Of two tile widths, the one that gives the busiest warpgroup less to write."""
 
     def busiest(width: int) -> int:
         tiles = -(-columns // width) * members
-        teams, waves = max(1, processors // tiles), -(-tiles // processors)
+        teams, waves = max(1, sm_count // tiles), -(-tiles // sm_count)
         return waves * -(-blocks // (2 * teams)) * width
 
     return min((tile_width(columns, widest) for widest in (WIDEST_SHORT, LESS_WIDE)), key=busiest)
@@ -78,7 +78,7 @@ def short_width(columns: int, blocks: int, members: int, processors: int) -> int
 
 def shared(width: int, inner: int) -> int:
     """Bytes of shared memory of a block."""
-    if inner <= SHORT:
+    if inner <= MAX_RESIDENT_INNER:
         matrix = -(-inner // DEPTH) * width * DEPTH * 4
         return 2 * STAGES * (ROWS_SHORT * DEPTH * 4 + 16) + matrix + width * 8 + 16 + 1024
     return STAGES * ((ROWS + width) * DEPTH * 4 + ROWS * 8 + 16) + 16 + width * 8 + 1024
@@ -92,7 +92,7 @@ def macros(width: int, inner: int) -> dict[str, str]:
 @lru_cache(maxsize=64)
 def kernels(width: int, inner: int, device: int) -> tuple[Kernel, Kernel]:
     """What splits, and what multiplies."""
-    short = inner <= SHORT
+    short = inner <= MAX_RESIDENT_INNER
     code = nvrtc.cubin("gemm/short_rows.cu" if short else "gemm/long_rows.cu", macros(width, inner), "sm_90a")
     name = "split" if short else "split_matrix"
     return Kernel(code, name, device), Kernel(code, "rows_times", device, shared(width, inner))
@@ -102,7 +102,7 @@ def rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """x ([P,] rows, K), matrix ([P,] N, K) and bias ([P,] N) by any strides -> ([P,] rows, N)."""
     if bias is not None:
         bias = bias if bias.stride(-1) == 1 else bias.contiguous()  # one number may stand for all of them
-    if x.shape[-1] <= SHORT:
+    if x.shape[-1] <= MAX_RESIDENT_INNER:
         return short_rows_times(x, [matrix], [] if bias is None else [Added(bias)])
     return _long_rows_times(x, matrix, bias)
 
@@ -111,8 +111,8 @@ def short_rows_times(x: Tensor, matrices: Sequence[Tensor], biases: Sequence[Add
     """x ([P,] rows, K) times matrices ([P,] n, K) one above the other, and biases added up -> ([P,] rows, sum of n)."""
     *lead, count, inner = x.shape
     columns, members, device = sum(m.shape[-2] for m in matrices), lead[0] if lead else 1, x.device
-    blocks, processors = -(-count // ROWS_SHORT), device_of(device.index).processors
-    width = short_width(columns, blocks, members, processors)
+    blocks, sm_count = -(-count // ROWS_SHORT), device_of(device.index).sm_count
+    width = short_width(columns, blocks, members, sm_count)
     tiles, slices = -(-columns // width), -(-inner // DEPTH)
     out = x.new_empty((*lead, count, columns))
     job = _Short(x.data_ptr(), out.data_ptr())
@@ -131,7 +131,7 @@ def short_rows_times(x: Tensor, matrices: Sequence[Tensor], biases: Sequence[Add
     sizes += [members * blocks * slices * 2 * ROWS_SHORT * DEPTH * 2, members * blocks * ROWS_SHORT * 4]
     _memory, (job.parts, job.factors, job.x_parts, job.x_factors) = allocate(x, *sizes)
     split, times = kernels(width, inner, device.index)
-    teams, grid, stream = max(1, processors // (tiles * members)), -(-tiles * width // 8), stream_of(device)
+    teams, grid, stream = max(1, sm_count // (tiles * members)), -(-tiles * width // 8), stream_of(device)
     split.launch(grid + blocks * ROWS_SHORT // 32, 256, [job], device, members, stream)
     times.launch(tiles * min(teams, -(-blocks // 2)), 384, [job], device, members, stream)
     return out
@@ -141,7 +141,7 @@ def _long_rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     *lead, count, inner = x.shape
     *_, columns, _ = matrix.shape
     members, device = lead[0] if lead else 1, x.device
-    blocks, processors = -(-count // ROWS), device_of(device.index).processors
+    blocks, sm_count = -(-count // ROWS), device_of(device.index).sm_count
     width = tile_width(columns, WIDEST)
     tiles, slices = -(-columns // width), -(-inner // DEPTH)
     out, job = x.new_empty((*lead, count, columns)), _Long()
@@ -154,7 +154,7 @@ def _long_rows_times(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     sizes = [members * tiles * slices * 2 * width * DEPTH * 2, members * tiles * width * 4]
     _memory, (job.parts, job.shifts) = allocate(x, *sizes)
     split, times = kernels(width, inner, device.index)
-    teams, grid, stream = max(1, processors // (tiles * members)), -(-tiles * width // 8), stream_of(device)
+    teams, grid, stream = max(1, sm_count // (tiles * members)), -(-tiles * width // 8), stream_of(device)
     split.launch(grid, 256, [job], device, members, stream)
     times.launch(tiles * min(teams, blocks), 512, [job], device, members, stream)
     return out

@@ -4,7 +4,7 @@
 // of the stage before it (critical: it has just been exchanged) and from vectors that arrived earlier; its epilogue turns
 // them into the `sent` numbers a unit of its own vector. Every block of the cluster owns a slice of each stage's units and
 // the matching rows of every matrix, on chip for the whole sequence.
-// Thread = (group, klane): a group of KLANES lanes owns `units(s)` units of each stage s, its lanes split the inner dimension.
+// Thread = (group, klane): a group of KLANES lanes owns `units_per_group(s)` units of each stage s, its lanes split the inner dimension.
 //
 // Macros: KERNEL MAT_REGS CLUSTER THREADS KLANES VEC ROWS BF16; the rest is in the generated cell.cuh.
 #include "common.cuh"
@@ -17,30 +17,30 @@ constexpr int CHUNK = KLANES * VEC;                 // inner elements that one r
 constexpr int WORDS = BF16 ? VEC / 2 : VEC;         // 32-bit words that hold VEC weights
 
 CONST int pow2(int n) { int p = 1; while (p < n) p *= 2; return p; }
-CONST int padded(int s) { return up(length(s), CHUNK) * CHUNK; }     // length of a vector in shared memory
-CONST int units(int s) { return up(up(size(s), CLUSTER), GROUPS); }  // of a group
-CONST int rows(int s) { return units(s) * gates(s); }                // of a group: sums of one batch row
-CONST int values(int s) { return pow2(units(s) * ROWS); }            // units times batch rows that a group reduces together
-CONST int owned(int s) { return values(s) > KLANES ? values(s) / KLANES : 1; }
-CONST int copies(int s) { return values(s) > KLANES ? 1 : KLANES / values(s); }   // lanes that end with one unit's sums
+CONST int padded(int s) { return ceil_div(length(s), CHUNK) * CHUNK; }   // length of a vector in shared memory
+CONST int units_per_group(int s) { return ceil_div(ceil_div(size(s), CLUSTER), GROUPS); }
+CONST int sums_per_row(int s) { return units_per_group(s) * gates(s); }   // of a group
+CONST int reduced_values(int s) { return pow2(units_per_group(s) * ROWS); }   // units times batch rows that a group reduces together
+CONST int values_per_lane(int s) { return reduced_values(s) > KLANES ? reduced_values(s) / KLANES : 1; }
+CONST int replicas(int s) { return reduced_values(s) > KLANES ? 1 : KLANES / reduced_values(s); }   // lanes that end with one unit's sums
 CONST int chunks(int j) { return padded(source_of(j)) / CHUNK; }
 
-CONST int load_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += owned(i) * loads(i); return n; }
-CONST int local_offset(int k) { int n = 0; for (int i = 0; i < k; i++) n += owned(slot_stage(i)); return n; }
+CONST int load_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += values_per_lane(i) * loads(i); return n; }
+CONST int local_offset(int k) { int n = 0; for (int i = 0; i < k; i++) n += values_per_lane(slot_stage(i)); return n; }
 CONST int reg_offset(int j) {
   int n = 0;
-  for (int i = 0; i < j; i++) n += rows(stage_of(i)) * in_registers(i) * WORDS;
+  for (int i = 0; i < j; i++) n += sums_per_row(stage_of(i)) * in_registers(i) * WORDS;
   return n;
 }
 // Shared memory, in bytes: barriers, then two copies of each vector, then the weights that registers cannot hold.
 CONST int vector_offset(int s) {
-  int n = up(16 * DEPTH, 128) * 128;
+  int n = ceil_div(16 * DEPTH, 128) * 128;
   for (int i = 0; i < s; i++) n += 8 * ROWS * padded(i);
   return n;
 }
 CONST int weight_offset(int j) {
-  int n = up(vector_offset(DEPTH), 128) * 128;
-  for (int i = 0; i < j; i++) n += (chunks(i) - in_registers(i)) * rows(stage_of(i)) * THREADS * WORDS * 4;
+  int n = ceil_div(vector_offset(DEPTH), 128) * 128;
+  for (int i = 0; i < j; i++) n += (chunks(i) - in_registers(i)) * sums_per_row(stage_of(i)) * THREADS * WORDS * 4;
   return n;
 }
 constexpr int NREG = reg_offset(MATRICES) > 0 ? reg_offset(MATRICES) : 1;
@@ -54,10 +54,10 @@ typedef u32 Word;
 typedef float Word;
 #endif
 
-// Stages with as many copies as stage 0 share its list of destinations; each other stage has a list of its own behind it.
-CONST int peers(int s) { return up(CLUSTER, copies(s)); }   // destinations that one lane serves
-CONST int peer_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += copies(i) == copies(0) ? 0 : peers(i); return copies(s) == copies(0) ? 0 : peers(0) + n; }
-CONST int peer_count() { int n = peers(0); for (int i = 0; i < DEPTH; i++) n += copies(i) == copies(0) ? 0 : peers(i); return n; }
+// Stages with as many replicas as stage 0 share its list of destinations; each other stage has a list of its own behind it.
+CONST int dests_per_lane(int s) { return ceil_div(CLUSTER, replicas(s)); }   // destinations that one lane serves
+CONST int peer_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += replicas(i) == replicas(0) ? 0 : dests_per_lane(i); return replicas(s) == replicas(0) ? 0 : dests_per_lane(0) + n; }
+CONST int peer_count() { int n = dests_per_lane(0); for (int i = 0; i < DEPTH; i++) n += replicas(i) == replicas(0) ? 0 : dests_per_lane(i); return n; }
 
 struct Thread {
   u32 base;           // shared-memory address of this block
@@ -69,21 +69,21 @@ struct Thread {
   u32 remote[peer_count()];   // the same address in the blocks that this lane sends to, per stage
 };
 
-INLINE void slice(int n, u32 rank, int& first, int& count) {
+INLINE void block_units(int n, u32 rank, int& first, int& count) {
   int base = n / CLUSTER, extra = n % CLUSTER;
   first = (int)rank * base + min((int)rank, extra);
   count = base + ((int)rank < extra ? 1 : 0);
 }
 
 template <int J> INLINE void load_matrix(const Params& p, const Thread& th, Word (&reg)[NREG]) {
-  constexpr int S = stage_of(J), Q = source_of(J), R = rows(S), G = gates(S), N = size(Q), RESIDENT = in_registers(J), ALL = chunks(J);
+  constexpr int S = stage_of(J), Q = source_of(J), R = sums_per_row(S), G = gates(S), N = size(Q), RESIDENT = in_registers(J), ALL = chunks(J);
   constexpr int REG = reg_offset(J), SHARED = weight_offset(J);
   int first, count;
-  slice(size(S), th.rank, first, count);
+  block_units(size(S), th.rank, first, count);
   // Row r of the group is gate r % G of unit r / G. Backward the inner dimension runs over the parts of the vector.
   auto fetch = [&](int r, int c, int v) {
-    int unit = th.group * units(S) + r / G, k = (c * KLANES + th.klane) * VEC + v;
-    const Piece& piece = p.matrix[J][BACKWARD ? min(k / N, sent(Q) - 1) : r % G];
+    int unit = th.group * units_per_group(S) + r / G, k = (c * KLANES + th.klane) * VEC + v;
+    const MatrixSlice& piece = p.matrix[J][BACKWARD ? min(k / N, sent(Q) - 1) : r % G];
     if (unit >= count || k >= length(Q) || !piece.data) return 0.0f;
     return piece.data[th.member * piece.member + (i64)(first + unit) * piece.row + (i64)(k % N) * piece.column];
   };
@@ -123,7 +123,7 @@ template <int J> INLINE void load_matrices(const Params& p, const Thread& th, Wo
 
 // acc += matrix J times its source vector, the copy of step parity `copy`.
 template <int J, int N> INLINE void product(const Thread& th, const Word (&reg)[NREG], float (&acc)[N], int copy) {
-  constexpr int S = stage_of(J), Q = source_of(J), R = rows(S), RESIDENT = in_registers(J), ALL = chunks(J), PAD = padded(Q);
+  constexpr int S = stage_of(J), Q = source_of(J), R = sums_per_row(S), RESIDENT = in_registers(J), ALL = chunks(J), PAD = padded(Q);
   constexpr int REG = reg_offset(J), SHARED = weight_offset(J), VECTOR = vector_offset(Q);
   u32 vec = th.base + VECTOR + copy * (4 * ROWS * PAD) + th.klane * (VEC * 4);
   u32 sm = th.base + SHARED + threadIdx.x * (WORDS * 4);
@@ -170,7 +170,7 @@ template <int J, int N> INLINE void product(const Thread& th, const Word (&reg)[
 template <int Q> INLINE u32 barrier_of(u32 base, int step) { return base + (Q * 2 + (step & 1)) * 8; }
 
 // Wait until vector Q of `step` is here; step -1 is the initial content.
-template <int Q> INLINE void await(const Thread& th, int step) {
+template <int Q> INLINE void wait_vector(const Thread& th, int step) {
   if (step >= 0) barrier_wait(barrier_of<Q>(th.base, step), (step >> 1) & 1);
 }
 // The barrier of the vector that stage S has consumed expects its next bytes, those of two steps on. They may
@@ -180,16 +180,16 @@ template <int S> INLINE void rearm(const Thread& th, int step) {
   if (threadIdx.x == 0 && from >= 0) barrier_expect(barrier_of<before(S)>(th.base, from), 4 * ROWS * length(before(S)));
 }
 
-template <int S> INLINE bool idle(const Thread& th) {
-  return th.warp * GROUPS_WARP * units(S) >= size(S) / CLUSTER + ((int)th.rank < size(S) % CLUSTER ? 1 : 0);
+template <int S> INLINE bool warp_is_idle(const Thread& th) {
+  return th.warp * GROUPS_WARP * units_per_group(S) >= size(S) / CLUSTER + ((int)th.rank < size(S) % CLUSTER ? 1 : 0);
 }
 // Products of stage S with vectors of the step before (DELAYED) or of this one, the critical one aside.
 template <int S, bool DELAYED, int N, int J = 0> INLINE void early(const Thread& th, const Word (&reg)[NREG], float (&acc)[N], int step) {
   if constexpr (J < MATRICES) {
     if constexpr (stage_of(J) == S && !is_critical(J) && (bool)delayed(J) == DELAYED) {
       int from = DELAYED ? step - 1 : step;
-      if (!idle<S>(th)) {
-        await<source_of(J)>(th, from);
+      if (!warp_is_idle<S>(th)) {
+        wait_vector<source_of(J)>(th, from);
         product<J>(th, reg, acc, from & 1);
       }
     }
@@ -197,7 +197,7 @@ template <int S, bool DELAYED, int N, int J = 0> INLINE void early(const Thread&
   }
 }
 template <int S, int N, int J = 0> INLINE void critical(const Thread& th, const Word (&reg)[NREG], float (&acc)[N], int step) {
-  if constexpr (J == 0) await<before(S)>(th, S == 0 ? step - 1 : step);
+  if constexpr (J == 0) wait_vector<before(S)>(th, S == 0 ? step - 1 : step);
   if constexpr (J < MATRICES) {
     if constexpr (stage_of(J) == S && is_critical(J)) product<J>(th, reg, acc, (S == 0 ? step - 1 : step) & 1);
     critical<S, N, J + 1>(th, reg, acc, step);
@@ -205,7 +205,7 @@ template <int S, int N, int J = 0> INLINE void critical(const Thread& th, const 
 }
 
 // Sum V values of G numbers each over KLANES lanes, exchanging halves first: each round halves the values a lane
-// still holds. Lane k ends with values k·owned and on or, where lanes are more than values, with one of the copies of a value.
+// still holds. Lane k ends with values k·values_per_lane and on or, where lanes are more than values, with one of the replicas of a value.
 template <int V, int G> INLINE void reduce(float (&v)[V * G], int klane) {
   int count = V;
 #pragma unroll
@@ -231,19 +231,19 @@ template <int V, int G> INLINE void reduce(float (&v)[V * G], int klane) {
 }
 
 // Which unit of the block's slice and which batch row owned value o is; both may lie beyond the last.
-struct Owned { int unit, n; bool mine; };
-template <int S> INLINE Owned owned_by(const Thread& th, int o) {
-  int v = values(S) > KLANES ? th.klane * owned(S) + o : th.klane / copies(S);
-  return {th.group * units(S) + v / ROWS, v % ROWS, v / ROWS < units(S)};
+struct ReducedValue { int unit, n; bool mine; };
+template <int S> INLINE ReducedValue reduced_value(const Thread& th, int o) {
+  int v = reduced_values(S) > KLANES ? th.klane * values_per_lane(S) + o : th.klane / replicas(S);
+  return {th.group * units_per_group(S) + v / ROWS, v % ROWS, v / ROWS < units_per_group(S)};
 }
 
 template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (&x)[NLOAD], i64 t) {
   int first, count;
-  slice(size(S), th.rank, first, count);
-  Place w = place_of(p, th.member, t, th.row0);
+  block_units(size(S), th.rank, first, count);
+  RowAddress w = row_address(p, th.member, t, th.row0);
 #pragma unroll
-  for (int o = 0; o < owned(S); o++) {
-    Owned it = owned_by<S>(th, o);
+  for (int o = 0; o < values_per_lane(S); o++) {
+    ReducedValue it = reduced_value<S>(th, o);
     float* to = x + fixed<load_offset(S)> + o * loads(S);
 #pragma unroll
     for (int i = 0; i < loads(S); i++) to[i] = 0.0f;
@@ -261,14 +261,14 @@ template <int N> INLINE void zero(float (&acc)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) acc[i] = 0.0f;
 }
-CONST int sums(int s) { return rows(s) * ROWS * VEC; }
+CONST int sums(int s) { return sums_per_row(s) * ROWS * VEC; }
 
 // The state of a batch row that starts anew is dropped: its sums are replaced by zero (never multiplied).
-template <int S, int N> INLINE void drop(float (&acc)[N], u32 resets) {
+template <int S, int N> INLINE void zero_reset_rows(float (&acc)[N], u32 resets) {
 #pragma unroll
   for (int n = 0; n < ROWS; n++)
 #pragma unroll
-    for (int r = 0; r < rows(S); r++)
+    for (int r = 0; r < sums_per_row(S); r++)
 #pragma unroll
       for (int v = 0; v < VEC; v++)
         if ((resets >> n) & 1) acc[(r * ROWS + n) * VEC + v] = 0.0f;
@@ -282,14 +282,14 @@ INLINE u32 load_resets(const Params& p, const Thread& th, i64 t) {
 }
 
 // From the lanes' partial sums to each unit's: value (unit, batch row) has its gates side by side.
-template <int S> INLINE void fold(float (&acc)[sums(S)], float (&v)[values(S) * gates(S)], int klane) {
+template <int S> INLINE void reduce_lanes(float (&acc)[sums(S)], float (&v)[reduced_values(S) * gates(S)], int klane) {
   constexpr int G = gates(S);
 #pragma unroll
-  for (int i = 0; i < values(S); i++)
+  for (int i = 0; i < reduced_values(S); i++)
 #pragma unroll
     for (int g = 0; g < G; g++) {
       float total = 0.0f;
-      if (i < units(S) * ROWS) {
+      if (i < units_per_group(S) * ROWS) {
         int at = (((i / ROWS) * G + g) * ROWS + i % ROWS) * VEC;
         total = acc[at];
 #pragma unroll
@@ -297,45 +297,45 @@ template <int S> INLINE void fold(float (&acc)[sums(S)], float (&v)[values(S) * 
       }
       v[i * G + g] = total;
     }
-  reduce<values(S), G>(v, klane);
+  reduce<reduced_values(S), G>(v, klane);
 }
 
 template <int S>
 INLINE void stage(const Params& p, const Thread& th, const Word (&reg)[NREG], float (&x)[NLOAD], float (&local)[NLOCAL],
                   float (&acc)[sums(S)], int step, u32 resets) {
   int first, count;
-  slice(size(S), th.rank, first, count);
-  if (idle<S>(th)) return;
-  if (HAS_RESET && S > 0 && fixed<has_delayed(S)>) drop<S>(acc, resets);   // so far only what comes from the step before
+  block_units(size(S), th.rank, first, count);
+  if (warp_is_idle<S>(th)) return;
+  if (HAS_RESET && S > 0 && fixed<has_delayed(S)>) zero_reset_rows<S>(acc, resets);   // so far only what comes from the step before
   early<S, false>(th, reg, acc, step);
   critical<S>(th, reg, acc, step);
-  if (HAS_RESET && S == 0) drop<S>(acc, resets);
-  float v[values(S) * gates(S)];
-  fold<S>(acc, v, th.klane);
+  if (HAS_RESET && S == 0) zero_reset_rows<S>(acc, resets);
+  float v[reduced_values(S) * gates(S)];
+  reduce_lanes<S>(acc, v, th.klane);
   i64 t = BACKWARD ? p.steps - 1 - step : step;
-  Place w = place_of(p, th.member, t, th.row0);
+  RowAddress w = row_address(p, th.member, t, th.row0);
   bool last = step == p.steps - 1;
 #pragma unroll
-  for (int o = 0; o < owned(S); o++) {
-    Owned it = owned_by<S>(th, o);
-    float own[LOCALS], send_[sent(S)], out[stores(S)];
-    take_locals<S>(own, local, o);
-    epilogue<S>(v + o * gates(S), x + fixed<load_offset(S)> + o * loads(S), (resets >> it.n) & 1, own, send_, out);
-    keep_locals<S>(own, local, o);
+  for (int o = 0; o < values_per_lane(S); o++) {
+    ReducedValue it = reduced_value<S>(th, o);
+    float unit_locals[LOCALS], outgoing[sent(S)], out[stores(S)];
+    take_locals<S>(unit_locals, local, o);
+    epilogue<S>(v + o * gates(S), x + fixed<load_offset(S)> + o * loads(S), (resets >> it.n) & 1, unit_locals, outgoing, out);
+    keep_locals<S>(unit_locals, local, o);
     bool real = it.mine && it.unit < count;
     // Rows beyond the batch are sent too (as zeros), so that every exchange has the same size.
     if (real && (BACKWARD || S < DEPTH - 1 || !last)) {
       u32 at = fixed<vector_offset(S)> + (step & 1) * (4 * ROWS * padded(S)) + (it.n * padded(S) + first + it.unit) * 4;
       u32 bar = (S * 2 + (step & 1)) * 8;
 #pragma unroll
-      for (int d = 0; d < peers(S); d++)
-        if (d * copies(S) + th.klane % copies(S) < CLUSTER) {
+      for (int d = 0; d < dests_per_lane(S); d++)
+        if (d * replicas(S) + th.klane % replicas(S) < CLUSTER) {
           u32 remote = th.remote[fixed<peer_offset(S)> + d];
 #pragma unroll
-          for (int k = 0; k < sent(S); k++) send(remote + at + k * (size(S) * 4), it.n < th.rows ? send_[k] : 0.0f, remote + bar);
+          for (int k = 0; k < sent(S); k++) send(remote + at + k * (size(S) * 4), it.n < th.rows ? outgoing[k] : 0.0f, remote + bar);
         }
     }
-    if (real && it.n < th.rows && th.klane % copies(S) == 0) epilogue_store<S>(p, w, it.n, first + it.unit, out);
+    if (real && it.n < th.rows && th.klane % replicas(S) == 0) epilogue_store<S>(p, w, it.n, first + it.unit, out);
   }
   rearm<S>(th, step);
   if (!last) prefetch<S>(p, th, x, BACKWARD ? t - 1 : t + 1);
@@ -358,10 +358,10 @@ INLINE void stages(const Params& p, const Thread& th, const Word (&reg)[NREG], f
 
 template <int S> INLINE void address_peers(Thread& th) {
   if constexpr (S < DEPTH) {
-    if (S == 0 || copies(S) != copies(0)) {
+    if (S == 0 || replicas(S) != replicas(0)) {
 #pragma unroll
-      for (int d = 0; d < peers(S); d++)
-        th.remote[fixed<peer_offset(S)> + d] = map_rank(th.base, min(d * copies(S) + th.klane % copies(S), CLUSTER - 1));
+      for (int d = 0; d < dests_per_lane(S); d++)
+        th.remote[fixed<peer_offset(S)> + d] = map_rank(th.base, min(d * replicas(S) + th.klane % replicas(S), CLUSTER - 1));
     }
     address_peers<S + 1>(th);
   }
@@ -389,10 +389,10 @@ template <int K> INLINE void set_up_locals(const Params& p, const Thread& th, fl
   if constexpr (K < SLOTS) {
     constexpr int S = slot_stage(K), STATE = slot_state(K);
     int first, count;
-    slice(size(S), th.rank, first, count);
+    block_units(size(S), th.rank, first, count);
 #pragma unroll
-    for (int o = 0; o < owned(S); o++) {
-      Owned it = owned_by<S>(th, o);
+    for (int o = 0; o < values_per_lane(S); o++) {
+      ReducedValue it = reduced_value<S>(th, o);
       float value = 0.0f;
       if constexpr (!BACKWARD && STATE >= 0)
         if (it.mine && it.unit < count && it.n < th.rows)
@@ -408,8 +408,8 @@ template <int S> INLINE void finish_sums(const Params& p, const Thread& th, cons
   if constexpr (S < DEPTH) {
     if constexpr (has_delayed(S)) {
       int first, count;
-      slice(size(S), th.rank, first, count);
-      if (!idle<S>(th)) {
+      block_units(size(S), th.rank, first, count);
+      if (!warp_is_idle<S>(th)) {
         float acc[sums(S)];
         zero(acc);
         if constexpr (S == 0) {
@@ -419,14 +419,14 @@ template <int S> INLINE void finish_sums(const Params& p, const Thread& th, cons
         } else {
           early<S, true>(th, reg, acc, (int)p.steps);
         }
-        if (HAS_RESET) drop<S>(acc, resets);
-        float v[values(S) * gates(S)];
-        fold<S>(acc, v, th.klane);
+        if (HAS_RESET) zero_reset_rows<S>(acc, resets);
+        float v[reduced_values(S) * gates(S)];
+        reduce_lanes<S>(acc, v, th.klane);
 #pragma unroll
-        for (int o = 0; o < owned(S); o++) {
-          Owned it = owned_by<S>(th, o);
-          if (p.initial_sum[S] && it.mine && it.unit < count && it.n < th.rows && th.klane % copies(S) == 0)
-            p.initial_sum[S][(th.member * p.batch + th.row0 + it.n) * size(S) + first + it.unit] = v[o * gates(S)];
+        for (int o = 0; o < values_per_lane(S); o++) {
+          ReducedValue it = reduced_value<S>(th, o);
+          if (p.grad_initial_vector[S] && it.mine && it.unit < count && it.n < th.rows && th.klane % replicas(S) == 0)
+            p.grad_initial_vector[S][(th.member * p.batch + th.row0 + it.n) * size(S) + first + it.unit] = v[o * gates(S)];
         }
       }
     }
@@ -437,12 +437,12 @@ template <int K> INLINE void finish_locals(const Params& p, const Thread& th, co
   if constexpr (K < SLOTS) {
     constexpr int S = slot_stage(K);
     int first, count;
-    slice(size(S), th.rank, first, count);
+    block_units(size(S), th.rank, first, count);
 #pragma unroll
-    for (int o = 0; o < owned(S); o++) {
-      Owned it = owned_by<S>(th, o);
-      if (p.initial_local[K] && it.mine && it.unit < count && it.n < th.rows && th.klane % copies(S) == 0)
-        p.initial_local[K][(th.member * p.batch + th.row0 + it.n) * size(S) + first + it.unit] =
+    for (int o = 0; o < values_per_lane(S); o++) {
+      ReducedValue it = reduced_value<S>(th, o);
+      if (p.grad_initial_local[K] && it.mine && it.unit < count && it.n < th.rows && th.klane % replicas(S) == 0)
+        p.grad_initial_local[K][(th.member * p.batch + th.row0 + it.n) * size(S) + first + it.unit] =
             (resets >> it.n) & 1 ? 0.0f : local[fixed<local_offset(K)> + o];
     }
     finish_locals<K + 1>(p, th, local, resets);
@@ -459,8 +459,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(const __grid_con
   th.klane = threadIdx.x % KLANES;
   th.group = threadIdx.x / KLANES;
   i64 cluster = blockIdx.x / CLUSTER;
-  th.member = cluster / p.groups;
-  th.row0 = (int)(cluster % p.groups) * ROWS;
+  th.member = cluster / p.row_blocks;
+  th.row0 = (int)(cluster % p.row_blocks) * ROWS;
   th.rows = min(ROWS, (int)p.batch - th.row0);
   Word reg[NREG];
   load_matrices<0>(p, th, reg);

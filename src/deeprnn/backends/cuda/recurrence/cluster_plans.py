@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from deeprnn.backends.cuda.device import Device
-from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed, up, waves
+from deeprnn.backends.cuda.recurrence.plans import KernelPlan, ceil_div, listed, waves
 from deeprnn.backends.cuda.recurrence.schedule import Schedule
 
 REGISTERS = {128: 255, 256: 255, 384: 168, 512: 128}  # what a thread may hold when the block has the SM alone
@@ -61,18 +61,18 @@ def cluster_plan(
     """One shape: weights go to registers, those on the critical path first, the rest to shared memory."""
     stages, matrices = schedule.stages, schedule.matrices
     chunk, words, groups = klanes * vec, vec // 2 if bf16 else vec, threads // klanes
-    units = [up(up(stage.size, cluster), groups) for stage in stages]
+    units = [ceil_div(ceil_div(stage.size, cluster), groups) for stage in stages]
     sums = [n * stage.gates for n, stage in zip(units, stages, strict=True)]  # of a group and batch row
     if max(sums) * rows > 32 or max(sums) * rows * vec > 64:
         return None
-    rounds = [up(schedule.lengths[m.source], chunk) for m in matrices]
+    rounds = [ceil_div(schedule.lengths[m.source], chunk) for m in matrices]
     resident = _in_registers(schedule, threads, klanes, vec, rows, bf16, units, sums, rounds)
-    shared = up(16 * len(stages), 128) * 128
-    shared += sum(8 * rows * up(n, chunk) * chunk for n in schedule.lengths)
-    shared = up(shared, 128) * 128
+    shared = ceil_div(16 * len(stages), 128) * 128
+    shared += sum(8 * rows * ceil_div(n, chunk) * chunk for n in schedule.lengths)
+    shared = ceil_div(shared, 128) * 128
     shared += sum(
-        (all_ - own) * sums[m.stage] * threads * words * 4
-        for m, all_, own in zip(matrices, rounds, resident, strict=True)
+        (all_ - kept) * sums[m.stage] * threads * words * 4
+        for m, all_, kept in zip(matrices, rounds, resident, strict=True)
     )
     if shared > device.shared_limit:
         return None
@@ -126,7 +126,7 @@ def _cycles(
     total = 0.0
     for s, stage in enumerate(schedule.stages):
         exchange = exchange_cycles(cluster) + rows * stage.sent * 12 * cluster // 8
-        warps = up(up(up(stage.size, cluster), units[s]), 32 // klanes)
+        warps = ceil_div(ceil_div(ceil_div(stage.size, cluster), units[s]), 32 // klanes)
         work = {True: 0.0, False: 0.0}
         for j, matrix in enumerate(schedule.matrices):
             if matrix.stage != s:
@@ -134,7 +134,7 @@ def _cycles(
             fmas = rounds[j] * sums[s] * rows * vec
             loads = rounds[j] * rows
             reloaded = (rounds[j] - resident[j]) * sums[s]
-            issue = up(warps, 4) * (fmas + loads + reloaded)
+            issue = ceil_div(warps, 4) * (fmas + loads + reloaded)
             memory = warps * (loads * vec * broadcast + reloaded * words)
             work[schedule.critical[j]] += crowd * max(issue, memory, fmas // vec * 4) + 0.2 * min(
                 issue, memory

@@ -13,34 +13,39 @@ from torch import Tensor
 from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.device import Device, device_of
 from deeprnn.backends.cuda.driver import Kernel
-from deeprnn.backends.cuda.epilogue import Code, Options, code
+from deeprnn.backends.cuda.epilogue import Epilogue, EpilogueOptions, epilogue_of
 from deeprnn.backends.cuda.recurrence.parameters import Arguments, headers, parameter_block
 from deeprnn.backends.cuda.recurrence.planning import make_plan
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed
-from deeprnn.backends.cuda.recurrence.schedule import Schedule, lower, schedule
+from deeprnn.backends.cuda.recurrence.schedule import Schedule, schedule
 from deeprnn.cells.description import CellDescription
-from deeprnn.cells.expressions import leaves_of
 
 logger = logging.getLogger("deeprnn")
 
 
-class Prepared(NamedTuple):
+class LoadedKernel(NamedTuple):
     """Everything about a launch that does not depend on where the tensors lie."""
 
     plan: KernelPlan
-    code: Code
+    epilogue: Epilogue
     kernel: Kernel
 
     @property
     def schedule(self) -> Schedule:
         """The stages in the kernel's order."""
-        return self.code.schedule
+        return self.epilogue.schedule
 
 
 @lru_cache(maxsize=4096)
 def prepare(
-    cell: CellDescription, batch: int, members: int, bf16: bool, backward: bool, options: Options, device: int
-) -> Prepared:
+    cell: CellDescription,
+    batch: int,
+    members: int,
+    bf16: bool,
+    backward: bool,
+    options: EpilogueOptions,
+    device: int,
+) -> LoadedKernel:
     """Planned, compiled and loaded."""
     plan = make_plan(schedule(cell, backward), batch, members, bf16, device_of(device))
     assert plan is not None  # the backend has asked before
@@ -48,58 +53,70 @@ def prepare(
 
 
 def prepare_plan(
-    plan: KernelPlan, cell: CellDescription, backward: bool, options: Options, device: int
-) -> Prepared:
+    plan: KernelPlan, cell: CellDescription, backward: bool, options: EpilogueOptions, device: int
+) -> LoadedKernel:
     """The same for a plan that is given."""
-    own = code(schedule(cell, backward), options)
-    return Prepared(plan, own, load_kernel(plan, own, device))
+    epilogue = epilogue_of(schedule(cell, backward), options)
+    return LoadedKernel(plan, epilogue, load_kernel(plan, epilogue, device))
 
 
 @lru_cache(maxsize=1024)
-def load_kernel(plan: KernelPlan, own: Code, device: int) -> Kernel:
+def load_kernel(plan: KernelPlan, epilogue: Epilogue, device: int) -> Kernel:
     """The compiled and loaded kernel of a plan."""
-    direction = "backward" if own.schedule.backward else "forward"
+    direction = "backward" if epilogue.schedule.backward else "forward"
     logger.info("deeprnn CUDA kernel, %s: %s", direction, plan.describe())
-    cubin = compile_plan(plan, own, device_of(device))
-    return Kernel(cubin, kernel_name(plan, own), device, plan.shared, plan.cluster, plan.cooperative)
+    cubin = compile_plan(plan, epilogue, device_of(device))
+    return Kernel(cubin, kernel_name(plan, epilogue), device, plan.shared, plan.cluster, plan.cooperative)
 
 
-def kernel_name(plan: KernelPlan, own: Code) -> str:
+def kernel_name(plan: KernelPlan, epilogue: Epilogue) -> str:
     """The name that profilers show, such as `cluster_forward`."""
-    return f"{PurePath(plan.source).stem}_{'backward' if own.schedule.backward else 'forward'}"
+    return f"{PurePath(plan.source).stem}_{'backward' if epilogue.schedule.backward else 'forward'}"
 
 
-def compile_plan(plan: KernelPlan, own: Code, device: Device) -> bytes:
+def compile_plan(plan: KernelPlan, epilogue: Epilogue, device: Device) -> bytes:
     """The machine code of a plan's kernel; needs no GPU."""
-    macros = {name: str(value) for name, value in macros_of(plan, own).items()}
-    return nvrtc.cubin(plan.source, macros, plan.arch(device), headers(own))
+    macros = {name: str(value) for name, value in macros_of(plan, epilogue).items()}
+    return nvrtc.cubin(plan.source, macros, plan.arch(device), headers(epilogue))
 
 
-def macros_of(plan: KernelPlan, own: Code) -> dict[str, int | str]:
+def macros_of(plan: KernelPlan, epilogue: Epilogue) -> dict[str, int | str]:
     """The #defines of a kernel: the plan's, and what depends on the launch's options."""
-    if not own.schedule.backward:
-        scanned = [1] * len(own.schedule.stages)
+    if not epilogue.schedule.backward:
+        scanned = [1] * len(epilogue.schedule.stages)
     else:
-        has_gradient = dict(zip(own.schedule.cell.outputs, own.options.gradients, strict=True))
+        has_gradient = dict(zip(epilogue.schedule.cell.outputs, epilogue.options.gradients, strict=True))
         scanned = [
-            int(any(has_gradient[o] for o in has_gradient if o.stage == stage.stage))
-            for stage in own.schedule.stages
+            int(any(has_gradient[o] for o in has_gradient if o.stage == stage.cell_stage))
+            for stage in epilogue.schedule.stages
         ]
-    return {**plan.macros(), "KERNEL": kernel_name(plan, own), "SCANNED": listed(scanned)}
+    return {**plan.macros(), "KERNEL": kernel_name(plan, epilogue), "SCANNED": listed(scanned)}
 
 
-def launch(ready: Prepared, arguments: Arguments) -> None:
+def launch(loaded: LoadedKernel, arguments: Arguments) -> None:
     """Fill the parameter block and launch, on the current stream."""
-    stored, plan = arguments.stored[0], ready.plan
+    stored, plan = arguments.stored[0], loaded.plan
     members = stored.shape[0] if stored.dim() == 4 else 1
-    groups = -(-stored.shape[-2] // plan.rows)
-    blocks, *exchange = _grid(plan, groups * members, stored, arguments.scratch)
-    block = parameter_block(ready.code, arguments, stored, groups, exchange)
-    ready.kernel.launch(blocks, plan.threads, [block], stored.device)
+    row_blocks = -(-stored.shape[-2] // plan.rows)
+    grid = _grid(plan, row_blocks * members, stored, arguments.scratch)
+    exchange = grid.exchange, grid.items, grid.share
+    block = parameter_block(loaded.epilogue, arguments, stored, row_blocks, exchange)
+    loaded.kernel.launch(grid.blocks, plan.threads, [block], stored.device)
 
 
-def _grid(plan: KernelPlan, items: int, like: Tensor, scratch: list[Tensor]) -> tuple[int, int, int, int]:
-    """Blocks, the address of the exchange buffer, row groups of all members, and how many of them a team serves."""
+class _Grid(NamedTuple):
+    """The blocks of a launch, and what they share."""
+
+    blocks: int
+    exchange: int
+    """address of the buffer through which blocks exchange vectors, 0: there is none"""
+    items: int
+    """row blocks of all members, where teams serve them one after the other"""
+    share: int
+    """how many of those a team serves"""
+
+
+def _grid(plan: KernelPlan, items: int, like: Tensor, scratch: list[Tensor]) -> _Grid:
     words = plan.exchange_words
     if plan.cooperative:
         teams: int = plan.teams  # type: ignore[attr-defined]
@@ -107,24 +124,9 @@ def _grid(plan: KernelPlan, items: int, like: Tensor, scratch: list[Tensor]) -> 
         used = -(-items // share)
         exchange = like.new_zeros((plan.common_words + used * words,), dtype=torch.int32)
         scratch.append(exchange)
-        return used * plan.team, exchange.data_ptr(), items, share  # type: ignore[attr-defined]
+        return _Grid(used * plan.team, exchange.data_ptr(), items, share)  # type: ignore[attr-defined]
     if not words:
-        return items * plan.cluster, 0, 0, 0
+        return _Grid(items * plan.cluster, 0, 0, 0)
     exchange = like.new_empty((items * words,), dtype=torch.int32)
     scratch.append(exchange)
-    return items * plan.cluster, exchange.data_ptr(), 0, 0
-
-
-@lru_cache(maxsize=1024)
-def sent_states(cell: CellDescription, backward: bool, strict: bool = True) -> dict[int, int]:
-    """For each kernel stage whose vector is made of a state: that state."""
-    order = {stage.stage: k for k, stage in enumerate(schedule(cell, backward, strict).stages)}
-    low, states = lower(cell), {}
-    for _, _, product in cell.products:
-        v = product.vector
-        if v.kind == "state":
-            states[order[cell.new_states[v.index].stage]] = v.index
-        elif v.stage in low.inlined:
-            (node,) = leaves_of([cell.stages[v.stage].outputs[v.index]], "state")
-            states[order[cell.new_states[node.value[0]].stage]] = node.value[0]  # type: ignore[index]
-    return states
+    return _Grid(items * plan.cluster, exchange.data_ptr(), 0, 0)

@@ -3,15 +3,15 @@
 #pragma once
 // What the units of stage S keep from step to step: a thread's o-th unit of those. By templates, because with an index that
 // the compiler does not work out all of `local` would lie in memory.
-template <int S, int N, int K = 0> INLINE void take_locals(float (&own)[LOCALS], const float (&local)[N], int o) {
+template <int S, int N, int K = 0> INLINE void take_locals(float (&unit_locals)[LOCALS], const float (&local)[N], int o) {
   if constexpr (K < SLOTS) {
-    if constexpr (reads_local(S, K)) own[K] = local[fixed<local_offset(K)> + o];
-    take_locals<S, N, K + 1>(own, local, o);
+    if constexpr (reads_local(S, K)) unit_locals[K] = local[fixed<local_offset(K)> + o];
+    take_locals<S, N, K + 1>(unit_locals, local, o);
   }
 }
-template <int S, int N, int K = 0> INLINE void keep_locals(const float (&own)[LOCALS], float (&local)[N], int o) {
+template <int S, int N, int K = 0> INLINE void keep_locals(const float (&unit_locals)[LOCALS], float (&local)[N], int o) {
   if constexpr (K < SLOTS) {
-    if constexpr (sets_local(S, K)) local[fixed<local_offset(K)> + o] = own[K];
-    keep_locals<S, N, K + 1>(own, local, o);
+    if constexpr (sets_local(S, K)) local[fixed<local_offset(K)> + o] = unit_locals[K];
+    keep_locals<S, N, K + 1>(unit_locals, local, o);
   }
 }

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.driver import Kernel
-from deeprnn.backends.cuda.recurrence.plans import up
+from deeprnn.backends.cuda.recurrence.plans import ceil_div
 from deeprnn.backends.cuda.recurrence.schedule import Schedule
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
-from deeprnn.backends.protocol import Inputs
 
 WARPS = 8  # of a block, each with a row
 FIELDS = 10  # of a job: `Rows` in max_abs_scan.cu
@@ -58,7 +58,7 @@ class ScanShape:
 @lru_cache(maxsize=1024)
 def scan_jobs(schedule: Schedule, shape: ScanShape) -> ScanJobs:
     """The jobs of a launch; layouts as in params.cuh."""
-    depth, matrices, each = len(schedule.stages), len(schedule.matrices), up(max(schedule.sizes), WARPS)
+    depth, matrices, each = len(schedule.stages), len(schedule.matrices), ceil_div(max(schedule.sizes), WARPS)
     pieces = each * max(len(matrix.pieces) for matrix in schedule.matrices)
     rows = shape.steps * shape.batch
     inputs = shape.members * matrices * pieces
@@ -84,11 +84,11 @@ def scan_jobs(schedule: Schedule, shape: ScanShape) -> ScanJobs:
     for s, stage in enumerate(schedule.stages):
         if not shape.stages[s]:
             continue
-        entry = schedule.cell.stages[stage.stage].preactivations[0].entry
+        entry = schedule.cell.stages[stage.cell_stage].preactivations[0].entry
         start = 0 if schedule.backward or entry is None else entry.start
-        member, own = (rows * stage.size, stage.size) if schedule.backward else (shape.entry_member, width)
+        member, row = (rows * stage.size, stage.size) if schedule.backward else (shape.entry_member, width)
         data.append((len(fields), s, 4 * start))
-        add((member, own, 1), (rows, stage.size), inputs + s, (rows * depth, depth), up(rows, WARPS))
+        add((member, row, 1), (rows, stage.size), inputs + s, (rows * depth, depth), ceil_div(rows, WARPS))
     size = inputs + shape.members * rows * depth
     return ScanJobs(tuple(fields), tuple(data), tuple(outs), size, blocks, 4 * inputs)
 
@@ -110,7 +110,7 @@ def scanned_stages(
     if not schedule.backward:
         return (True,) * len(schedule.stages)
     places = dict(zip(schedule.cell.outputs, has_gradient, strict=True))
-    return tuple(places[o] for stage in schedule.stages for o in places if o.stage == stage.stage)
+    return tuple(places[o] for stage in schedule.stages for o in places if o.stage == stage.cell_stage)
 
 
 class MaxAbsScan:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from deeprnn.backends.call import Inputs
 from deeprnn.backends.cuda.cell_header import header
-from deeprnn.backends.cuda.epilogue import Code
-from deeprnn.backends.protocol import Inputs
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.backends.cuda.epilogue import Epilogue
+from deeprnn.cells.adjoint import adjoint_of
 
 
 @dataclass
@@ -30,11 +30,11 @@ class Arguments:
     initial_vectors: Sequence[Tensor | None] = ()
     gradients: Sequence[Tensor | None] = ()
     delta: Tensor | None = None
-    initial_sums: Sequence[Tensor | None] = ()
-    initial_locals: Sequence[Tensor | None] = ()
+    grad_initial_vectors: Sequence[Tensor | None] = ()
+    grad_initial_locals: Sequence[Tensor | None] = ()
     locals: Sequence[Tensor | None] = ()
     """where the tensor-core kernel and `stepwise` keep local values; the others have them in registers"""
-    after: Tensor | None = None
+    next_delta: Tensor | None = None
     scanned: Sequence[int] = (0, 0)
     """addresses of what a scan for the largest magnitudes found"""
     scratch: list[Tensor] = field(default_factory=list)
@@ -61,8 +61,8 @@ class FieldOffsets(NamedTuple):
     delta: int
     initial: int
     initial_vector: int
-    initial_sum: int
-    initial_local: int
+    grad_initial_vector: int
+    grad_initial_local: int
     vector: int
     mask: int
     reset: int
@@ -76,16 +76,16 @@ class FieldOffsets(NamedTuple):
     steps: int
     exchange: int
     local: int
-    after: int
+    next_delta: int
     most_weights: int
     block: type[ctypes.Array]
 
 
 @lru_cache(maxsize=1024)
-def field_offsets(own: Code) -> FieldOffsets:
+def field_offsets(epilogue: Epilogue) -> FieldOffsets:
     """Those of a kernel's code."""
-    schedule, cell = own.schedule, own.schedule.cell
-    depth, states, slots = len(schedule.stages), len(cell.states), max(1, len(own.slots))
+    schedule, cell = epilogue.schedule, epilogue.schedule.cell
+    depth, states, slots = len(schedule.stages), len(cell.states), max(1, len(epilogue.slots))
     outputs, vectors, masks = len(cell.outputs), max(1, len(cell.vectors)), max(1, len(cell.masks))
     most = max(len(matrix.pieces) for matrix in schedule.matrices)
     pieces = tuple(
@@ -95,24 +95,24 @@ def field_offsets(own: Code) -> FieldOffsets:
         if p is not None
     )
     counts = {  # in the order of `Params`; a name stands for itself and for what follows it there without a name here
-        "entry": 1, "stored": outputs + len(adjoint(cell).saved), "gradient": outputs, "delta": 1, "initial": states,
-        "initial_vector": depth, "initial_sum": depth, "initial_local": slots, "vector": vectors, "mask": masks,
-        "reset": 1, "entry_member": 1, "initial_member": states, "initial_vector_member": depth,
+        "entry": 1, "stored": outputs + len(adjoint_of(cell).saved), "gradient": outputs, "delta": 1, "initial": states,
+        "initial_vector": depth, "grad_initial_vector": depth, "grad_initial_local": slots, "vector": vectors,
+        "mask": masks, "reset": 1, "entry_member": 1, "initial_member": states, "initial_vector_member": depth,
         "vector_member": vectors, "mask_member": masks, "mask_step": masks, "reset_member": 1,
-        "steps": 3, "exchange": 3, "local": slots, "after": 1, "most_weights": 2,
+        "steps": 3, "exchange": 3, "local": slots, "next_delta": 1, "most_weights": 2,
     }  # fmt: skip
     *starts, end = accumulate(counts.values(), initial=4 * most * len(schedule.matrices))
     return FieldOffsets(pieces, **dict(zip(counts, starts, strict=True)), block=ctypes.c_int64 * end)
 
 
-def headers(own: Code) -> dict[str, str]:
+def headers(epilogue: Epilogue) -> dict[str, str]:
     """What a kernel includes that is made for its code: `cell.cuh`."""
-    return {"cell.cuh": header(own) + _offset_checks(own)}
+    return {"cell.cuh": header(epilogue) + _offset_checks(epilogue)}
 
 
-def _offset_checks(own: Code) -> str:
+def _offset_checks(epilogue: Epilogue) -> str:
     """Assertions for the kernel's compiler that `Params` lies in memory as it is filled here."""
-    offsets = field_offsets(own)
+    offsets = field_offsets(epilogue)
     lines = [
         f"static_assert(__builtin_offsetof(Params, {name}) == {8 * at});"
         for name, at in offsets._asdict().items()
@@ -122,27 +122,31 @@ def _offset_checks(own: Code) -> str:
 
 
 def parameter_block(
-    own: Code, arguments: Arguments, like: Tensor, groups: int = 1, exchange: Sequence[int] = (0, 0, 0)
+    epilogue: Epilogue,
+    arguments: Arguments,
+    like: Tensor,
+    row_blocks: int = 1,
+    exchange: Sequence[int] = (0, 0, 0),
 ) -> ctypes.Array:
     """The filled block. `like` is ([P,] T, B, any)."""
-    at, inputs = field_offsets(own), arguments.inputs
+    at, inputs = field_offsets(epilogue), arguments.inputs
     block = at.block()
-    _fill_matrices(block, at, inputs.matrices, own.schedule.backward)
+    _fill_matrices(block, at, inputs.matrices, epilogue.schedule.backward)
     if inputs.A is not None:
         block[at.entry] = inputs.A.data_ptr()
     if arguments.delta is not None:
         block[at.delta] = arguments.delta.data_ptr()
     if inputs.reset is not None:
         block[at.reset] = inputs.reset.data_ptr()
-    if arguments.after is not None:
-        block[at.after] = arguments.after.data_ptr()
+    if arguments.next_delta is not None:
+        block[at.next_delta] = arguments.next_delta.data_ptr()
     for start, tensors in (
         (at.stored, arguments.stored),
         (at.gradient, arguments.gradients),
         (at.initial, inputs.states),
         (at.initial_vector, arguments.initial_vectors),
-        (at.initial_sum, arguments.initial_sums),
-        (at.initial_local, arguments.initial_locals),
+        (at.grad_initial_vector, arguments.grad_initial_vectors),
+        (at.grad_initial_local, arguments.grad_initial_locals),
         (at.vector, inputs.vectors),
         (at.mask, inputs.masks),
         (at.local, arguments.locals),
@@ -151,7 +155,7 @@ def parameter_block(
             if x is not None:
                 block[place] = x.data_ptr()
     _, steps, batch, _ = (1, *like.shape)[-4:]
-    block[at.steps : at.steps + 3] = steps, batch, groups
+    block[at.steps : at.steps + 3] = steps, batch, row_blocks
     block[at.exchange : at.exchange + 3] = exchange
     block[at.most_weights : at.most_weights + 2] = arguments.scanned
     members = inputs.members is not None
@@ -168,8 +172,8 @@ def _fill_matrices(block: ctypes.Array, at: FieldOffsets, matrices: Sequence[Ten
         tensor = matrices[matrix]
         *member, row, column = tensor.stride()
         start = tensor.data_ptr() + 4 * (first_row * row + first_column * column)
-        own, inner = (column, row * row_step) if backward else (row * row_step, column)
-        block[place : place + 4] = start, member[0] if member else 0, own, inner
+        unit, inner = (column, row * row_step) if backward else (row * row_step, column)
+        block[place : place + 4] = start, member[0] if member else 0, unit, inner
 
 
 def _fill_member_strides(block: ctypes.Array, at: FieldOffsets, arguments: Arguments) -> None:

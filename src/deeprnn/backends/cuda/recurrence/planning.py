@@ -26,19 +26,19 @@ def make_plan(schedule: Schedule, batch: int, members: int, bf16: bool, device: 
     For FFMA weights in bf16 have to be unpacked at every use, which takes twice the time: where they fit in fp32,
     they are rounded beforehand and kept so.
     """
-    batch, members, clusters = max(batch, 1), max(members, 1), device.capability[0] >= 9
-    many: tuple[KernelPlan, ...] = ()
-    if clusters and TENSOR_CORES and batch > 1:
-        many = tuple(tensor_core_plans(schedule, batch, members, bf16, device))
-    if clusters and TENSOR_CORES:  # weights of any size, also for one batch row
-        many += tuple(whole_card_tensor_core_plans(schedule, batch, members, device))
+    batch, members, hopper = max(batch, 1), max(members, 1), device.capability[0] >= 9
+    tensor_core: tuple[KernelPlan, ...] = ()
+    if hopper and TENSOR_CORES and batch > 1:
+        tensor_core = tuple(tensor_core_plans(schedule, batch, members, bf16, device))
+    if hopper and TENSOR_CORES:  # weights of any size, also for one batch row
+        tensor_core += tuple(whole_card_tensor_core_plans(schedule, batch, members, device))
     plans: list[KernelPlan] = []
-    for packed in (False, True) if bf16 else (False,):
-        few = cluster_plans(schedule, batch, members, packed, device) if clusters else ()
-        best = min(chain(few, many), key=lambda plan: plan.cost, default=None)
-        anywhere = best is None or isinstance(best, WholeCardTensorCorePlan)
-        if anywhere or (isinstance(best, ClusterPlan) and batch * members > 1):  # perhaps in many waves
-            whole = whole_card_plan(schedule, batch, members, packed, device)
+    for bf16_weights in (False, True) if bf16 else (False,):
+        ffma = cluster_plans(schedule, batch, members, bf16_weights, device) if hopper else ()
+        best = min(chain(ffma, tensor_core), key=lambda plan: plan.cost, default=None)
+        try_whole_card = best is None or isinstance(best, WholeCardTensorCorePlan)
+        if try_whole_card or (isinstance(best, ClusterPlan) and batch * members > 1):  # perhaps in many waves
+            whole = whole_card_plan(schedule, batch, members, bf16_weights, device)
             best = min(filter(None, (best, whole)), key=lambda plan: plan.cost, default=None)
         plans += [] if best is None else [best]
         if best is not None and not isinstance(best, WholeCardTensorCorePlan):

@@ -64,11 +64,11 @@ def listed(values) -> str:
     return ",".join(str(int(v)) for v in values)
 
 
-def up(a: int, b: int) -> int:
+def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
 
 
 def waves(batch: int, members: int, rows: int, cluster: int, device: Device) -> int:
     """How often the card is filled: 16 clusters where 15 fit take twice the time of 15."""
-    return up(up(batch, rows) * members, device.resident(cluster))
+    return ceil_div(ceil_div(batch, rows) * members, device.resident(cluster))

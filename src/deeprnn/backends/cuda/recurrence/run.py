@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
+from deeprnn.backends.call import Case, Gradients, Inputs
 from deeprnn.backends.cuda.device import device_of
-from deeprnn.backends.cuda.epilogue import Code, Options
-from deeprnn.backends.cuda.recurrence.launch import Prepared, launch, prepare, prepare_plan, sent_states
+from deeprnn.backends.cuda.epilogue import Epilogue, EpilogueOptions
+from deeprnn.backends.cuda.recurrence.launch import LoadedKernel, launch, prepare, prepare_plan
 from deeprnn.backends.cuda.recurrence.max_abs_scan import MaxAbsScan, ScanShape, scanned_stages
 from deeprnn.backends.cuda.recurrence.parameters import Arguments
 from deeprnn.backends.cuda.recurrence.plans import KernelPlan
-from deeprnn.backends.cuda.recurrence.schedule import lower, slope_of_sent
+from deeprnn.backends.cuda.recurrence.schedule import inline_stages, sent_states, slope_of_sent
 from deeprnn.backends.cuda.recurrence.tensor_core_plans import TensorCorePlan
-from deeprnn.backends.protocol import Case, Gradients, Inputs
-from deeprnn.cells.adjoint import adjoint, chain_rule
+from deeprnn.cells.adjoint import adjoint_of, chain_rule
 from deeprnn.cells.description import CellDescription, Output
 from deeprnn.cells.expressions import Expression, constant, fold, leaf, leaves_of
 from deeprnn.cells.functions import FUNCTIONS
@@ -31,25 +31,25 @@ ONE = constant(1.0)
 def forward(
     case: Case, inputs: Inputs, keep: bool, plan: KernelPlan | None = None, scan: MaxAbsScan | None = None
 ) -> list[Tensor]:
-    """Every output of every step, and with `keep` what the backward pass needs. `scan`: started before."""
+    """Every output of every step, and with `keep` what the backward pass needs; a caller has already started `scan`."""
     assert inputs.A is not None
     cell, lead = case.cell, inputs.A.shape[:-1]
     stored = [inputs.A.new_empty((*lead, n)) for n in stored_sizes(cell, keep)]
     if stored[0].numel() == 0:
         return stored
     inputs = dense(inputs)
-    ready = prepared(case, inputs, stored[0], Options(inputs.reset is not None, keep), False, plan)
-    vectors: list[Tensor | None] = [None] * len(ready.schedule.stages)
+    loaded = prepared(case, inputs, stored[0], EpilogueOptions(inputs.reset is not None, keep), False, plan)
+    vectors: list[Tensor | None] = [None] * len(loaded.schedule.stages)
     for stage, vector in sent_vectors(cell, inputs, False).items():
         vectors[stage] = vector
-    arguments = Arguments(rounded(inputs, case, ready.plan), stored, vectors)
-    if ready.plan.keeps_locals_in_memory:
-        arguments.locals = first_locals(ready.code, inputs, stored[0])
+    arguments = Arguments(rounded(inputs, case, loaded.plan), stored, vectors)
+    if loaded.plan.keeps_locals_in_memory:
+        arguments.locals = first_locals(loaded.epilogue, inputs, stored[0])
     if scan is None:
-        scan = forward_scan(ready, arguments.inputs, stored[0])
+        scan = forward_scan(loaded, arguments.inputs, stored[0])
         scan = None if scan is None else scan.start()
     arguments.scanned = (0, 0) if scan is None else scan.addresses
-    launch(ready, arguments)
+    launch(loaded, arguments)
     return inlined_outputs(cell, stored, inputs)
 
 
@@ -63,7 +63,7 @@ def backward(
 ) -> Gradients:
     """The gradients of pre-activations and, where `states` are wanted, of the first ones."""
     like = stored[0]
-    delta = like.new_empty(*like.shape[:-1], adjoint(case.cell).width)
+    delta = like.new_empty(*like.shape[:-1], adjoint_of(case.cell).width)
     if delta.numel() == 0:
         return Gradients(delta, [torch.zeros_like(x) for x in inputs.states])
     gradients, first = moved_to_states(case.cell, gradients, stored, inputs)
@@ -79,7 +79,7 @@ class BackwardLaunch:
     """A backward pass through a sequence, or a chunk of one; all memory is taken when it is made."""
 
     case: Case
-    ready: Prepared
+    loaded: LoadedKernel
     arguments: Arguments
     scan: MaxAbsScan | None
 
@@ -91,47 +91,54 @@ class BackwardLaunch:
         stored: Sequence[Tensor],
         inputs: Inputs,
         delta: Tensor,
-        after: Tensor | None = None,
+        next_delta: Tensor | None = None,
         first: bool = True,
         plan: KernelPlan | None = None,
     ) -> BackwardLaunch:
-        """`after`: delta of the step that follows the chunk; `first`: no steps come before it."""
+        """`next_delta`: delta of the step that follows the chunk; `first`: no steps come before it."""
         cell, like = case.cell, stored[0]
         inputs, stored = dense(inputs), [x.contiguous() for x in stored]
-        own_gradients = [None if g is None else g.contiguous() for g in gradients]
-        options = Options(inputs.reset is not None, gradients=tuple(g is not None for g in own_gradients))
-        ready = prepared(case, inputs, like, options, True, plan)
-        if (after is not None or not first) and not isinstance(ready.plan, TensorCorePlan):
+        dense_gradients = [None if g is None else g.contiguous() for g in gradients]
+        has_gradient = tuple(g is not None for g in dense_gradients)
+        options = EpilogueOptions(inputs.reset is not None, gradients=has_gradient)
+        loaded = prepared(case, inputs, like, options, True, plan)
+        if (next_delta is not None or not first) and not isinstance(loaded.plan, TensorCorePlan):
             raise ValueError("only the tensor-core kernel goes through a chunk of a sequence")
         lead = (*like.shape[:-3], like.shape[-2])
-        sums: list[Tensor | None] = [None] * len(ready.schedule.stages)
+        sums: list[Tensor | None] = [None] * len(loaded.schedule.stages)
         for stage, state in sent_states(cell, True).items():
             sums[stage] = like.new_empty(*lead, cell.states[state]) if first else None
         arguments = Arguments(
-            rounded(inputs, case, ready.plan), stored, (), own_gradients, delta, sums, after=after
+            rounded(inputs, case, loaded.plan),
+            stored,
+            (),
+            dense_gradients,
+            delta,
+            sums,
+            next_delta=next_delta,
         )
-        if ready.plan.keeps_locals_in_memory:
-            arguments.locals = [like.new_zeros(*lead, n) for n in ready.code.slots]
+        if loaded.plan.keeps_locals_in_memory:
+            arguments.locals = [like.new_zeros(*lead, n) for n in loaded.epilogue.slots]
         else:
-            arguments.initial_locals = [like.new_empty(*lead, n) for n in ready.code.slots]
-        scan = _backward_scan(ready, arguments.inputs, own_gradients, like)
-        return cls(case, ready, arguments, scan)
+            arguments.grad_initial_locals = [like.new_empty(*lead, n) for n in loaded.epilogue.slots]
+        scan = _backward_scan(loaded, arguments.inputs, dense_gradients, like)
+        return cls(case, loaded, arguments, scan)
 
     def launch(self) -> None:
         """On the current stream; a scan must have been started."""
         self.arguments.scanned = (0, 0) if self.scan is None else self.scan.addresses
-        launch(self.ready, self.arguments)
+        launch(self.loaded, self.arguments)
 
     def state_gradients(self) -> list[Tensor]:
         """Of the states before the first step."""
-        cell, finals = self.case.cell, self.ready.code.finals
-        sums = {s: x for s, x in enumerate(self.arguments.initial_sums) if x is not None}
+        cell, finals = self.case.cell, self.loaded.epilogue.finals
+        sums = {s: x for s, x in enumerate(self.arguments.grad_initial_vectors) if x is not None}
         carried = [None if slot is None else self._carried(slot) for slot in finals]
         return [state_gradient(cell, self.arguments.inputs, i, sums, c) for i, c in enumerate(carried)]
 
     def _carried(self, slot: int) -> Tensor:
-        in_memory = self.ready.plan.keeps_locals_in_memory
-        carried = (self.arguments.locals if in_memory else self.arguments.initial_locals)[slot]
+        in_memory = self.loaded.plan.keeps_locals_in_memory
+        carried = (self.arguments.locals if in_memory else self.arguments.grad_initial_locals)[slot]
         assert carried is not None
         reset = self.arguments.inputs.reset
         if in_memory and reset is not None:
@@ -139,12 +146,12 @@ class BackwardLaunch:
         return carried
 
 
-def first_locals(code: Code, inputs: Inputs, like: Tensor) -> list[Tensor]:
+def first_locals(epilogue: Epilogue, inputs: Inputs, like: Tensor) -> list[Tensor]:
     """Memory for what units carry from step to step, as it is before the first; `like` is ([P,] T, B, any)."""
     lead = (*like.shape[:-3], like.shape[-2])
     return [
         like.new_empty(*lead, n) if i is None else inputs.states[i].clone()
-        for i, n in zip(code.initial, code.slots, strict=True)
+        for i, n in zip(epilogue.initial, epilogue.slots, strict=True)
     ]
 
 
@@ -152,8 +159,13 @@ stored_sizes = lru_cache(maxsize=1024)(plain.stored_sizes)
 
 
 def prepared(
-    case: Case, inputs: Inputs, like: Tensor, options: Options, backward: bool, plan: KernelPlan | None = None
-) -> Prepared:
+    case: Case,
+    inputs: Inputs,
+    like: Tensor,
+    options: EpilogueOptions,
+    backward: bool,
+    plan: KernelPlan | None = None,
+) -> LoadedKernel:
     """The kernel of a case, or of a plan that is given; `like` is ([P,] T, B, any)."""
     device = like.device.index or 0
     if plan is not None:
@@ -162,32 +174,38 @@ def prepared(
     return prepare(case.cell, like.shape[-2], members, case.precision == "bf16", backward, options, device)
 
 
-def forward_scan(ready: Prepared, inputs: Inputs, like: Tensor) -> MaxAbsScan | None:
+def forward_scan(loaded: LoadedKernel, inputs: Inputs, like: Tensor) -> MaxAbsScan | None:
     """Prepare, but do not start, the scan for the largest magnitudes that `forward` needs."""
-    if not isinstance(ready.plan, TensorCorePlan):
+    if not isinstance(loaded.plan, TensorCorePlan):
         return None
-    stages = scanned_stages(ready.plan, ready.schedule, ())
-    return _scan(ready, inputs, [inputs.A if s else None for s in stages], stages, like)
+    stages = scanned_stages(loaded.plan, loaded.schedule, ())
+    return _scan(loaded, inputs, [inputs.A if s else None for s in stages], stages, like)
 
 
 def _backward_scan(
-    ready: Prepared, inputs: Inputs, gradients: Sequence[Tensor | None], like: Tensor
+    loaded: LoadedKernel, inputs: Inputs, gradients: Sequence[Tensor | None], like: Tensor
 ) -> MaxAbsScan | None:
-    if not isinstance(ready.plan, TensorCorePlan):
+    if not isinstance(loaded.plan, TensorCorePlan):
         return None
-    stages = scanned_stages(ready.plan, ready.schedule, [g is not None for g in gradients])
-    outputs = {o.stage: g for o, g in zip(ready.schedule.cell.outputs, gradients, strict=True)}
-    return _scan(ready, inputs, [outputs[stage.stage] for stage in ready.schedule.stages], stages, like)
+    stages = scanned_stages(loaded.plan, loaded.schedule, [g is not None for g in gradients])
+    outputs = {o.stage: g for o, g in zip(loaded.schedule.cell.outputs, gradients, strict=True)}
+    return _scan(
+        loaded, inputs, [outputs[stage.cell_stage] for stage in loaded.schedule.stages], stages, like
+    )
 
 
 def _scan(
-    ready: Prepared, inputs: Inputs, rows: Sequence[Tensor | None], stages: tuple[bool, ...], like: Tensor
+    loaded: LoadedKernel,
+    inputs: Inputs,
+    rows: Sequence[Tensor | None],
+    stages: tuple[bool, ...],
+    like: Tensor,
 ) -> MaxAbsScan:
     members, steps, batch = like.shape[:-1] if like.dim() == 4 else (1, *like.shape[:-1])
     stride = inputs.A.stride(0) if inputs.A is not None and inputs.A.dim() == 4 else 0
     shape = ScanShape(members, steps, batch, stride, stages)
-    arch = ready.plan.arch(device_of(like.device.index or 0))
-    return MaxAbsScan(ready.schedule, shape, inputs, rows, arch, like)
+    arch = loaded.plan.arch(device_of(like.device.index or 0))
+    return MaxAbsScan(loaded.schedule, shape, inputs, rows, arch, like)
 
 
 def dense(inputs: Inputs) -> Inputs:
@@ -201,8 +219,8 @@ def dense(inputs: Inputs) -> Inputs:
     )
 
 
-def _dense(x: Tensor, own: int) -> Tensor:
-    return x if x.is_contiguous() or (x.dim() > own and x[0].is_contiguous()) else x.contiguous()
+def _dense(x: Tensor, dims: int) -> Tensor:
+    return x if x.is_contiguous() or (x.dim() > dims and x[0].is_contiguous()) else x.contiguous()
 
 
 def rounded(inputs: Inputs, case: Case, plan: KernelPlan | None = None) -> Inputs:
@@ -232,8 +250,9 @@ def sent_vectors(
     """What of the states travels before the first step, by the stage that sends it."""
     vectors = {}
     for stage, state in sent_states(cell, backward, strict).items():
-        formula, own = lower(cell).sent_as[state], inputs.states[state]
-        vectors[stage] = _dense(own if formula == leaf("state", state) else _first(formula, inputs, state), 2)
+        formula, first = inline_stages(cell).sent_as[state], inputs.states[state]
+        sent = first if formula == leaf("state", state) else _first(formula, inputs, state)
+        vectors[stage] = _dense(sent, 2)
     return vectors
 
 
@@ -258,7 +277,7 @@ def state_gradient(
 
 def inlined_outputs(cell: CellDescription, stored: list[Tensor], inputs: Inputs) -> list[Tensor]:
     """What was stored, with the outputs of stages without pre-activations, which kernels leave out."""
-    for s in lower(cell).inlined:
+    for s in inline_stages(cell).inlined:
         for k in range(len(cell.stages[s].outputs)):
             stored[cell.outputs.index(Output(s, k))] = _inlined(cell, stored, inputs, s, k)
     return stored
@@ -272,7 +291,7 @@ def moved_to_states(
     Those of states at step t belong to outputs of step t - 1; those of the first states are returned separately.
     """
     moved, first = list(gradients), {}
-    for s in lower(cell).inlined:
+    for s in inline_stages(cell).inlined:
         for k, formula in enumerate(cell.stages[s].outputs):
             place = cell.outputs.index(Output(s, k))
             gradient, moved[place] = moved[place], None
@@ -280,14 +299,15 @@ def moved_to_states(
                 continue
             (node,) = leaves_of([formula], "state")
             (i,) = node.value  # type: ignore[misc]
-            own = gradient * _of_all_steps(
+            passed = gradient * _of_all_steps(
                 chain_rule((formula,), [constant(1.0)])[node], cell, stored, inputs, i
             )
             if inputs.reset is not None:
-                own = own.masked_fill(inputs.reset.unsqueeze(-1), 0)
-            steps = own.shape[-3]
-            first[i] = first.get(i, 0) + own.select(-3, 0)
-            later = torch.cat([own.narrow(-3, 1, steps - 1), torch.zeros_like(own.narrow(-3, 0, 1))], -3)
+                passed = passed.masked_fill(inputs.reset.unsqueeze(-1), 0)
+            steps = passed.shape[-3]
+            first[i] = first.get(i, 0) + passed.select(-3, 0)
+            no_later = torch.zeros_like(passed.narrow(-3, 0, 1))
+            later = torch.cat([passed.narrow(-3, 1, steps - 1), no_later], -3)
             target = cell.outputs.index(cell.new_states[i])
             before = moved[target]
             moved[target] = later if before is None else before + later

@@ -17,7 +17,7 @@ from deeprnn.cells.description import CellDescription, Output, Rows, Vector
 from deeprnn.cells.expressions import Expression, constant, leaf, leaves_of, replace
 
 
-class Piece(NamedTuple):
+class MatrixSlice(NamedTuple):
     """Part of a matrix parameter: rows, and its first column."""
 
     matrix: int
@@ -33,15 +33,15 @@ class Matrix(NamedTuple):
     """stage whose vector it multiplies"""
     delayed: bool
     """whether that is the vector of the step before"""
-    pieces: tuple[Piece | None, ...]
+    pieces: tuple[MatrixSlice | None, ...]
     """forward one for each sum of the stage, backward one for each number a unit of the vector; None: zeros"""
 
 
 class KernelStage(NamedTuple):
     """One stage."""
 
-    stage: int
-    """of the cell"""
+    cell_stage: int
+    """which of the cell's stages it computes"""
     size: int
     gates: int
     sent: int
@@ -71,7 +71,7 @@ class Schedule:
         return tuple(stage.size * stage.sent for stage in self.stages)
 
     @property
-    def rows(self) -> tuple[int, ...]:
+    def sum_counts(self) -> tuple[int, ...]:
         """Sums of each stage."""
         return tuple(stage.size * stage.gates for stage in self.stages)
 
@@ -87,21 +87,20 @@ class Schedule:
         return tuple(map(self.is_critical, self.matrices))
 
 
-class Lowered(NamedTuple):
-    """A cell without stages that have no pre-activation: those are computed where their inputs are.
+class Inlining(NamedTuple):
+    """Which stages are inlined, for they have no pre-activation, and what of each state is exchanged instead.
 
     `sent_as[i]` is what of state i travels: a function of the state (and of masks and vectors) that products
     multiply in its place.
     """
 
-    cell: CellDescription
     inlined: tuple[int, ...]
-    """stages of the cell that were taken out"""
+    """stages of the cell that are computed where their inputs are"""
     sent_as: tuple[Expression, ...]
 
 
 @lru_cache(maxsize=512)
-def lower(cell: CellDescription) -> Lowered:
+def inline_stages(cell: CellDescription) -> Inlining:
     """Take out stages without pre-activations: dropout masks on the state, for one."""
     inlined = tuple(s for s, stage in enumerate(cell.stages) if not stage.preactivations)
     formulas = {leaf("output", s, k): e for s in inlined for k, e in enumerate(cell.stages[s].outputs)}
@@ -123,7 +122,7 @@ def lower(cell: CellDescription) -> Lowered:
             continue
         if sent.setdefault(state, formula) != formula:
             raise NotScheduled(f"products multiply two different functions of state {state}")
-    return Lowered(cell, inlined, tuple(sent.get(i, leaf("state", i)) for i in range(len(cell.states))))
+    return Inlining(inlined, tuple(sent.get(i, leaf("state", i)) for i in range(len(cell.states))))
 
 
 def _vanishes(formula: Expression, state: Expression) -> bool:
@@ -136,24 +135,24 @@ def _vanishes(formula: Expression, state: Expression) -> bool:
 @lru_cache(maxsize=1024)
 def schedule(cell: CellDescription, backward: bool, strict: bool = True) -> Schedule:
     """The stages of one direction, or `NotScheduled`. `strict`: every stage takes a product and gives one."""
-    low = lower(cell)
-    own_stages = [s for s in range(len(cell.stages)) if s not in low.inlined]
-    read = {node.value[0] for s in own_stages for node in leaves_of(cell.stages[s].outputs, "output")}  # type: ignore[index]
-    if read & set(low.inlined):
+    inlining = inline_stages(cell)
+    kernel_stages = [s for s in range(len(cell.stages)) if s not in inlining.inlined]
+    read = {node.value[0] for s in kernel_stages for node in leaves_of(cell.stages[s].outputs, "output")}  # type: ignore[index]
+    if read & set(inlining.inlined):
         raise NotScheduled("pointwise code reads a stage that has no pre-activation")
-    travelling = [_travelling(cell, low, s) for s in own_stages]
-    order = list(reversed(own_stages)) if backward else own_stages
+    travelling = [_travelling(cell, s) for s in kernel_stages]
+    order = list(reversed(kernel_stages)) if backward else kernel_stages
     stages = []
     for s in order:
         stage = cell.stages[s]
-        summed = [i for i, a in enumerate(stage.preactivations) if a.products]
-        sends = travelling[own_stages.index(s)] is not None
+        summed = stage.summed
+        sends = travelling[kernel_stages.index(s)] is not None
         gates, sent = (int(sends), len(summed)) if backward else (len(summed), int(sends))
         stages.append(KernelStage(s, stage.size, gates, sent))
     if strict and any(stage.sent == 0 or stage.gates == 0 for stage in stages):
         raise NotScheduled("a stage of the cell takes no product or gives none")
-    _check_order(cell, own_stages)
-    matrices = _backward_matrices(cell, low, order) if backward else _forward_matrices(cell, low, order)
+    _check_order(cell, kernel_stages)
+    matrices = _matrices(cell, order, backward)
     return Schedule(cell, backward, tuple(stages), tuple(matrices))
 
 
@@ -168,49 +167,52 @@ def _check_order(cell: CellDescription, stages: list[int]) -> None:
                 )
 
 
-def _travelling(cell: CellDescription, low: Lowered, s: int) -> int | None:
+def _travelling(cell: CellDescription, s: int) -> int | None:
     """The output of a stage that some product multiplies."""
-    outputs = {o.index for o in (_origin(cell, low, p.vector) for _, _, p in cell.products) if o.stage == s}
+    outputs = {o.index for o in summed_outputs(cell) if o.stage == s}
     if len(outputs) > 1:
         raise NotScheduled(f"products multiply {len(outputs)} outputs of stage {s}: one can travel")
     return next(iter(outputs), None)
 
 
-def _origin(cell: CellDescription, low: Lowered, v: Vector) -> Output:
+def summed_outputs(cell: CellDescription) -> set[Output]:
+    """Outputs that products multiply, themselves or by way of a stage without pre-activations."""
+    return {origin(cell, product.vector) for _, _, product in cell.products}
+
+
+def origin(cell: CellDescription, v: Vector) -> Output:
     """The output, of this step or the one before, that a product's vector is made from."""
+    state = state_behind(cell, v)
+    return Output(v.stage, v.index) if state is None else cell.new_states[state]
+
+
+def state_behind(cell: CellDescription, v: Vector) -> int | None:
+    """The state that a product's vector is, or is a function of; None where it is an output of this step."""
     if v.kind == "state":
-        return cell.new_states[v.index]
-    if v.stage in low.inlined:
+        return v.index
+    if v.stage in inline_stages(cell).inlined:
         (node,) = leaves_of([cell.stages[v.stage].outputs[v.index]], "state")
-        return cell.new_states[node.value[0]]  # type: ignore[index]
-    return Output(v.stage, v.index)
+        return node.value[0]  # type: ignore[index]
+    return None
 
 
-def _delayed(low: Lowered, v: Vector) -> bool:
-    return v.kind == "state" or v.stage in low.inlined
+def is_delayed(cell: CellDescription, v: Vector) -> bool:
+    """Whether a product's vector is of the step before."""
+    return state_behind(cell, v) is not None
 
 
-def _forward_matrices(cell: CellDescription, low: Lowered, order: list[int]) -> list[Matrix]:
-    pieces_of: dict[tuple[int, int, bool], list[Piece | None]] = {}
+def _matrices(cell: CellDescription, order: list[int], backward: bool) -> list[Matrix]:
+    """All weights, by the stage whose sums they belong to and the stage whose vector they multiply."""
+    pieces_of: dict[tuple[int, int, bool], list[MatrixSlice | None]] = {}
     for s, i, product in cell.products:
-        summed = [k for k, a in enumerate(cell.stages[s].preactivations) if a.products]
-        source = order.index(_origin(cell, low, product.vector).stage)
-        key = order.index(s), source, _delayed(low, product.vector)
+        summed = cell.stages[s].summed
+        here, there = order.index(s), order.index(origin(cell, product.vector).stage)
+        delayed = is_delayed(cell, product.vector)
+        key = (there, here, delayed) if backward else (here, there, delayed)
         pieces = pieces_of.setdefault(key, [None] * len(summed))
-        if pieces[summed.index(i)] is not None:
+        if not backward and pieces[summed.index(i)] is not None:
             raise NotScheduled(f"a pre-activation of stage {s} multiplies one vector by two matrices")
-        pieces[summed.index(i)] = Piece(product.matrix, product.rows, product.column)
-    return [Matrix(*key, tuple(pieces)) for key, pieces in sorted(pieces_of.items())]
-
-
-def _backward_matrices(cell: CellDescription, low: Lowered, order: list[int]) -> list[Matrix]:
-    pieces_of: dict[tuple[int, int, bool], list[Piece | None]] = {}
-    for s, i, product in cell.products:
-        summed = [k for k, a in enumerate(cell.stages[s].preactivations) if a.products]
-        stage = order.index(_origin(cell, low, product.vector).stage)
-        key = stage, order.index(s), _delayed(low, product.vector)
-        pieces = pieces_of.setdefault(key, [None] * len(summed))
-        pieces[summed.index(i)] = Piece(product.matrix, product.rows, product.column)
+        pieces[summed.index(i)] = MatrixSlice(product.matrix, product.rows, product.column)
     return [Matrix(*key, tuple(pieces)) for key, pieces in sorted(pieces_of.items())]
 
 
@@ -218,7 +220,7 @@ def _backward_matrices(cell: CellDescription, low: Lowered, order: list[int]) ->
 def slope_of_sent(cell: CellDescription) -> tuple[Expression, ...]:
     """For each state the slope of what of it travels; leaves `state (i,)` stand for its new value."""
     slopes = []
-    for i, formula in enumerate(lower(cell).sent_as):
+    for i, formula in enumerate(inline_stages(cell).sent_as):
         gradients = chain_rule((formula,), [constant(1.0)])
         slopes.append(gradients.get(leaf("state", i), constant(1.0)))
     return tuple(slopes)
@@ -227,3 +229,11 @@ def slope_of_sent(cell: CellDescription) -> tuple[Expression, ...]:
 def with_outputs(formula: Expression, cell: CellDescription, state: int) -> Expression:
     """A function of a state's new value, by the output that it is."""
     return replace(formula, {leaf("state", state): leaf("output", *cell.new_states[state])})
+
+
+@lru_cache(maxsize=1024)
+def sent_states(cell: CellDescription, backward: bool, strict: bool = True) -> dict[int, int]:
+    """For each kernel stage whose vector is made of a state: that state."""
+    order = {stage.cell_stage: k for k, stage in enumerate(schedule(cell, backward, strict).stages)}
+    states = [state_behind(cell, product.vector) for _, _, product in cell.products]
+    return {order[cell.new_states[i].stage]: i for i in states if i is not None}

@@ -65,7 +65,7 @@ INLINE void multiply_all(const Params& p, const Thread& th) {
   u32 reg[NREG];
   load_matrices<0>(p, th, reg);
   u32 resets = 0, coming = 0;
-  if (HAS_RESET && (!BACKWARD || p.after)) coming = load_resets(p, th, BACKWARD ? p.steps : 0);
+  if (HAS_RESET && (!BACKWARD || p.next_delta)) coming = load_resets(p, th, BACKWARD ? p.steps : 0);
 #pragma unroll 1
   for (int step = 0; step < (int)p.steps; step++) {
     if (HAS_RESET) {
@@ -75,7 +75,7 @@ INLINE void multiply_all(const Params& p, const Thread& th) {
     }
     multiply_stages<0>(p, th, reg, step, resets);
   }
-  if (BACKWARD && p.initial_sum[0])   // the sums that would enter the step before the first
+  if (BACKWARD && p.grad_initial_vector[0])   // the sums that would enter the step before the first
 #pragma unroll 1
     for (int q = 0; q < ROW_GROUPS; q++) multiply<0>(th, reg, q, (int)p.steps, coming);
 }
@@ -183,7 +183,7 @@ INLINE void finish_initial(const Params& p, const Thread& th, int q) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
       if (it.part == 0 && n < rows_of(th, q) && inside<0>(e + within(i)))
-        p.initial_sum[0][(th.member * p.batch + th.row0 + q * ROWS + n) * size(0) + e + within(i)] = v[i] * back * scale;
+        p.grad_initial_vector[0][(th.member * p.batch + th.row0 + q * ROWS + n) * size(0) + e + within(i)] = v[i] * back * scale;
   }
 }
 INLINE void finish_all(const Params& p, const Thread& th) {
@@ -201,7 +201,7 @@ INLINE void finish_all(const Params& p, const Thread& th) {
       now = next;
     }
   }
-  if (BACKWARD && p.initial_sum[0])
+  if (BACKWARD && p.grad_initial_vector[0])
 #pragma unroll 1
     for (; now.step == (int)p.steps && now.stage == 0; now = after(now)) finish_initial(p, th, now.q);
 }
@@ -218,15 +218,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(const __grid_con
   th.mg = warp / KGROUPS;
   th.kg = (warp + warp / KGROUPS) % KGROUPS;   // the first groups may have a tile more: not all on one quarter of the SM
   i64 cluster = blockIdx.x / CLUSTER;
-  th.member = cluster / p.groups;
-  th.row0 = (int)(cluster % p.groups) * (ROWS * ROW_GROUPS);
+  th.member = cluster / p.row_blocks;
+  th.row0 = (int)(cluster % p.row_blocks) * (ROWS * ROW_GROUPS);
   th.left = (int)p.batch - th.row0;
   th.number = warp - WARPS;
   th.exchange = (u8*)p.exchange + cluster * exchange_offset(DEPTH);
   if (!TILE_SCALES) {
     clear_initial_maxima(th);
     __syncthreads();
-    if (!BACKWARD || p.after) scan_initial<0>(p, th, warp);
+    if (!BACKWARD || p.next_delta) scan_initial<0>(p, th, warp);
     __syncthreads();
   }
   set_up<0>(p, th, warp);

@@ -14,7 +14,7 @@ constexpr int WARPS = MGROUPS * KGROUPS, THREADS = 32 * (WARPS + FINISHERS + SCA
 constexpr bool LEND = THREADS > 256 && WARPS % 4 == 0;
 constexpr int EVEN_REGS = 65536 / THREADS / 8 * 8, SCALER_REGS = 32;
 constexpr int OTHER_REGS = FINISHER_REGS * (FINISHERS / 4) + SCALER_REGS * (SCALERS / 4);
-constexpr int MOST_REGS = (EVEN_REGS * (THREADS / 128) - OTHER_REGS) / up(WARPS, 4) / 8 * 8, MULTIPLIER_REGS = MOST_REGS < 248 ? MOST_REGS : 248;
+constexpr int MOST_REGS = (EVEN_REGS * (THREADS / 128) - OTHER_REGS) / ceil_div(WARPS, 4) / 8 * 8, MULTIPLIER_REGS = MOST_REGS < 248 ? MOST_REGS : 248;
 static_assert(FINISHERS % 4 == 0, "a whole warpgroup");
 constexpr int PARTS = BF16 ? 1 : 2;                                // of a weight
 constexpr int LANE_BYTES = 16;                                          // bytes of a lane in a tile of a vector
@@ -22,12 +22,12 @@ constexpr int SCALE_BYTES = TILE_SCALES ? 32 : 0;                         // wha
 constexpr int TILE_BYTES = SCALE_BYTES + 32 * LANE_BYTES;
 static_assert(THROUGH_L2 || !TILE_SCALES, "scales travel with their tile, in one copy");
 constexpr int TAIL = ROWS - 8 * (NTILES - 1);                      // batch rows of the last tile
-CONST int tiles(int s) { return up(size(s), 16); }                 // of units; a vector has as many for each number a unit
+CONST int tiles(int s) { return ceil_div(size(s), 16); }                 // of units; a vector has as many for each number a unit
 CONST int vector_tiles(int s) { return tiles(s) * sent(s); }
 CONST int widest_vector() { int n = 0; for (int s = 0; s < DEPTH; s++) n = size(s) > n ? size(s) : n; return n; }
-constexpr int SCAN_PIECES = PIECES * up(widest_vector(), 8);   // of a matrix that max_abs_scan.cu goes through
-CONST int most(int s) { return up(tiles(s), CLUSTER); }            // unit tiles of a block
-CONST int mine(int s) { return up(most(s), MGROUPS); }             // unit tiles of a warp
+constexpr int SCAN_PIECES = PIECES * ceil_div(widest_vector(), 8);   // of a matrix that max_abs_scan.cu goes through
+CONST int most(int s) { return ceil_div(tiles(s), CLUSTER); }            // unit tiles of a block
+CONST int mine(int s) { return ceil_div(most(s), MGROUPS); }             // unit tiles of a warp
 CONST int rows(int s) { return mine(s) * gates(s); }               // tiles of sums of a warp
 CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = rows(s) > n ? rows(s) : n; return n; }
 CONST int most_gates() { int n = 0; for (int s = 0; s < DEPTH; s++) n = gates(s) > n ? gates(s) : n; return n; }
@@ -43,11 +43,11 @@ constexpr int GAP = FINISHERS / AT_ONCE < ROW_GROUPS ? FINISHERS / AT_ONCE : ROW
 // Whether every row group stays with its finishers, so that what its units carry may be read a visit ahead. Else another
 // warp writes it, and only with the next step's sums is it known to be there.
 constexpr bool OWN_ROW_GROUPS = ROW_GROUPS % GAP == 0;
-CONST int per_warp(int s) { return up(work(s), AT_ONCE); }         // tiles that a finisher has, at most
+CONST int per_warp(int s) { return ceil_div(work(s), AT_ONCE); }         // tiles that a finisher has, at most
 CONST int full(int s) { return SHARED_OUT ? work(s) / FINISHERS : per_warp(s); }
 CONST int rest(int s) { return SHARED_OUT ? work(s) % FINISHERS : 0; }
 CONST int share(int s, int j) { return j < full(s) ? 1 : FINISHERS / rest(s); }
-CONST int rounds(int j) { return up(vector_tiles(source_of(j)), KGROUPS); }
+CONST int rounds(int j) { return ceil_div(vector_tiles(source_of(j)), KGROUPS); }
 // A vector that is read again after the stage that waits for it may still be read when its successor arrives: it needs two
 // copies.
 CONST int copies(int s) {
@@ -60,11 +60,11 @@ CONST int vector_bytes(int s) { return vector_tiles(s) * NTILES * TILE_BYTES; }
 // become; of each vector and batch row what undoes its source's scale and its own scale (of up to four steps), and its
 // largest number (of two); and what the multiplying warps saw of the vector that a row group is at.
 constexpr int COLUMNS = NTILES * 8, EACH_TABLE = TILE_SCALES ? 0 : ROW_GROUPS * DEPTH * COLUMNS * 4;
-constexpr int FACTORS = up((16 * DEPTH + 8) * ROW_GROUPS, 128) * 128, SCALES = FACTORS + up(DEPTH + MATRICES, 4) * 16;
+constexpr int FACTORS = ceil_div((16 * DEPTH + 8) * ROW_GROUPS, 128) * 128, SCALES = FACTORS + ceil_div(DEPTH + MATRICES, 4) * 16;
 constexpr int LARGEST = SCALES + 8 * EACH_TABLE, SEEN = LARGEST + 2 * EACH_TABLE;
 constexpr int TABLES_END = SEEN + (TILE_SCALES ? 0 : ROW_GROUPS * NTILES * KGROUPS * 128);
 CONST int vector_offset(int s) {
-  int n = up(TABLES_END, 128) * 128;
+  int n = ceil_div(TABLES_END, 128) * 128;
   for (int i = 0; i < s; i++) n += ROW_GROUPS * copies(i) * vector_bytes(i);
   return n;
 }

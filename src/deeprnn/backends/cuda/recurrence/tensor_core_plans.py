@@ -12,8 +12,8 @@ import torch
 
 from deeprnn.backends.cuda.device import Device
 from deeprnn.backends.cuda.recurrence.cluster_plans import REGISTERS
-from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed, up, waves
-from deeprnn.backends.cuda.recurrence.schedule import Schedule, lower
+from deeprnn.backends.cuda.recurrence.plans import KernelPlan, ceil_div, listed, waves
+from deeprnn.backends.cuda.recurrence.schedule import Schedule, inline_stages
 from deeprnn.cells.bounds import within_first_states, within_one
 from deeprnn.cells.deep_transition import DeepTransition, recognise
 from deeprnn.cells.description import Output
@@ -63,7 +63,7 @@ def known_ranges(schedule: Schedule) -> Ranges | None:
         return _ranges_of_units(plus)
     # Several vectors of one step in one sum would need a scale in common.
     several = any(not m.delayed and not c for m, c in zip(schedule.matrices, schedule.critical, strict=True))
-    if schedule.backward or several or lower(schedule.cell).inlined:
+    if schedule.backward or several or inline_stages(schedule.cell).inlined:
         return None
     cell, depth = schedule.cell, len(schedule.stages)
     travelling = tuple(
@@ -80,8 +80,8 @@ def _ranges_of_units(plus: DeepTransition) -> Ranges | None:
     bounded, slopes = [], []
     for name in plus.units:
         row = FUNCTIONS[name]
-        low, high = row.bounds(ANY)
-        within = low >= -1.0 and high <= 1.0
+        inlining, high = row.bounds(ANY)
+        within = inlining >= -1.0 and high <= 1.0
         if row.steepest > 1.0 or not (within or float(row.torch(torch.zeros(()))) == 0.0):
             return None
         bounded.append(within)
@@ -133,7 +133,7 @@ class TensorCorePlan(KernelPlan):
         order = slice(None, None, -1) if self.backward else slice(None)
         return {
             "CLUSTER": self.cluster, "MGROUPS": self.mgroups, "KGROUPS": self.kgroups, "ROWS": rows,
-            "ROW_GROUPS": self.row_groups, "NTILES": up(rows, 8), "FINISHERS": self.finishers,
+            "ROW_GROUPS": self.row_groups, "NTILES": ceil_div(rows, 8), "FINISHERS": self.finishers,
             "FINISHER_REGS": self.finisher_registers, "THROUGH_L2": int(self.through_l2),
             "TILE_SCALES": int(self.ranges is None), "BY_FIRST_STATE": int(ranges.by_first_state),
             "BOUNDED": listed(ranges.bounded[order]),
@@ -154,7 +154,7 @@ def tensor_core_plans(
     schedule: Schedule, batch: int, members: int, bf16: bool, device: Device
 ) -> Iterator[TensorCorePlan]:
     """All shapes that fit the chip."""
-    tiles = [up(n, 16) for n in schedule.sizes]
+    tiles = [ceil_div(n, 16) for n in schedule.sizes]
     by_rows = known_ranges(schedule) is not None
     ways = (
         (ONE_ROW_GROUP, SEVERAL_ROW_GROUPS)
@@ -162,15 +162,25 @@ def tensor_core_plans(
         else (ONE_ROW_GROUP_OF_TILES, SEVERAL_ROW_GROUPS_OF_TILES)
     )
     # Of cluster sizes that leave the busiest block the same number of tiles only the smallest is worth trying.
-    dealt = {tuple(up(n, c) for n in tiles): c for c in device.clusters if c <= min(tiles)}
+    dealt = {tuple(ceil_div(n, c) for n in tiles): c for c in device.clusters if c <= min(tiles)}
     for cluster, mgroups, kgroups in product(dealt.values(), (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 8)):
-        if mgroups > up(max(tiles), cluster) or mgroups * kgroups not in (4, 5, 6, 8, 9, 10, 12, 15, 16):
+        if mgroups > ceil_div(max(tiles), cluster) or mgroups * kgroups not in (
+            4,
+            5,
+            6,
+            8,
+            9,
+            10,
+            12,
+            15,
+            16,
+        ):
             continue
         groups = max(1, device.resident(cluster) // members)
-        even = {up(batch, groups * n) for n in (1, 2, 3, 4)}  # no wave nearly empty
+        even = {ceil_div(batch, groups * n) for n in (1, 2, 3, 4)}  # no wave nearly empty
         for rows in sorted(even | {min(batch, 8), min(batch, 16), min(batch, 32)}):
-            for row_groups in sorted({1, *range(up(rows, 16), up(rows, 5) + 1)}):
-                each = up(rows, row_groups)
+            for row_groups in sorted({1, *range(ceil_div(rows, 16), ceil_div(rows, 5) + 1)}):
+                each = ceil_div(rows, row_groups)
                 if each > 48 or (row_groups > 1 and each <= 4):
                     continue
                 shape = (cluster, mgroups, kgroups, each * row_groups, row_groups)
@@ -190,7 +200,7 @@ def tensor_core_plan(
         return None  # states that are sent by an earlier stage than the last
     stages, matrices, depth = schedule.stages, schedule.matrices, len(schedule.stages)
     ranges = known_ranges(schedule)
-    ntiles, warps = up(rows // row_groups, 8), mgroups * kgroups
+    ntiles, warps = ceil_div(rows // row_groups, 8), mgroups * kgroups
     changing = ranges is not None and (schedule.backward or not all(ranges.bounded))
     scalers = SCALERS if changing else 0
     threads = 32 * (warps + finishers + scalers)
@@ -198,15 +208,17 @@ def tensor_core_plan(
         return None
     if depth + sum(len(m.pieces) for m in matrices) > MOST_SCANS:
         return None
-    tiles = [up(n, 16) for n in schedule.sizes]
+    tiles = [ceil_div(n, 16) for n in schedule.sizes]
     vector_tiles = [n * stage.sent for n, stage in zip(tiles, stages, strict=True)]
     if min(tiles) < cluster:
         return None
-    sums = [up(up(n, cluster), mgroups) * stage.gates for n, stage in zip(tiles, stages, strict=True)]
+    sums = [
+        ceil_div(ceil_div(n, cluster), mgroups) * stage.gates for n, stage in zip(tiles, stages, strict=True)
+    ]
     # Registers are lent from finishers to multiplying warps, never the other way.
-    own = min(_finisher_registers(schedule, ranges, finishers, bool(scalers)), _equal_share(threads))
+    per_finisher = min(_finisher_registers(schedule, ranges, finishers, bool(scalers)), _equal_share(threads))
     resident, rounds = _in_registers(
-        schedule, ranges, bf16, sums, vector_tiles, ntiles, warps, kgroups, finishers, own, scalers
+        schedule, ranges, bf16, sums, vector_tiles, ntiles, warps, kgroups, finishers, per_finisher, scalers
     )
     words_of_weight = 1 if bf16 else 2
     shared = _tables(schedule, ranges, row_groups, ntiles, kgroups)
@@ -245,8 +257,9 @@ def tensor_core_plan(
     words = row_groups * sum(vector_tiles) * ntiles * tile_bytes(ranges) // 4 if through_l2 else 0
     return TensorCorePlan(
         cluster=cluster, threads=threads, rows=rows, shared=shared, bf16=bf16, cost=cost, mgroups=mgroups,
-        kgroups=kgroups, row_groups=row_groups, through_l2=through_l2, finishers=finishers, finisher_registers=own,
-        in_registers=tuple(resident), words=words, ranges=ranges, depth=depth, backward=schedule.backward,
+        kgroups=kgroups, row_groups=row_groups, through_l2=through_l2, finishers=finishers,
+        finisher_registers=per_finisher, in_registers=tuple(resident), words=words, ranges=ranges, depth=depth,
+        backward=schedule.backward,
     )  # fmt: skip
 
 
@@ -257,14 +270,14 @@ def tile_bytes(ranges: Ranges | None) -> int:
 
 def _tiles_of_a_finisher(tiles: int, cluster: int, ntiles: int, finishers: int, most_tiles: int) -> int:
     """As `per_warp` in tensor_core_layout.cuh."""
-    most_work = up(most_tiles, cluster) * ntiles
+    most_work = ceil_div(most_tiles, cluster) * ntiles
     at_once = finishers if most_work > finishers else most_work
-    return up(up(tiles, cluster) * ntiles, at_once)
+    return ceil_div(ceil_div(tiles, cluster) * ntiles, at_once)
 
 
 def _equal_share(threads: int) -> int:
     """Registers of a thread where all have as many."""
-    return 65536 // (up(threads, 128) * 128) // 8 * 8
+    return 65536 // (ceil_div(threads, 128) * 128) // 8 * 8
 
 
 def _finisher_registers(schedule: Schedule, ranges: Ranges | None, finishers: int, scaled: bool) -> int:
@@ -275,28 +288,28 @@ def _finisher_registers(schedule: Schedule, ranges: Ranges | None, finishers: in
     return min(64 + 16 * most, 144) // 8 * 8
 
 
-def _multiplier_registers(warps: int, finishers: int, own: int, scalers: int) -> int:
+def _multiplier_registers(warps: int, finishers: int, per_finisher: int, scalers: int) -> int:
     """What a multiplying thread may hold; whole warpgroups are lent what the others do not need."""
     threads = 32 * (warps + finishers + scalers)
     most = _equal_share(threads)
     if threads > 256 and warps % 4 == 0:
-        pool = most * (threads // 128) - own * (finishers // 4) - SCALER_REGISTERS * (scalers // 4)
+        pool = most * (threads // 128) - per_finisher * (finishers // 4) - SCALER_REGISTERS * (scalers // 4)
         most = min(pool // (warps // 4) // 8 * 8, 248)
     return min(most, REGISTERS[256])
 
 
 def _in_registers(
     schedule: Schedule, ranges: Ranges | None, bf16: bool, sums: Sequence[int], vector_tiles: Sequence[int],
-    ntiles: int, warps: int, kgroups: int, finishers: int, own: int, scalers: int,
+    ntiles: int, warps: int, kgroups: int, finishers: int, per_finisher: int, scalers: int,
 ) -> tuple[list[int], list[int]]:  # fmt: skip
     """For each matrix the rounds whose weights registers can hold, and all its rounds."""
     matrices = schedule.matrices
-    rounds = [up(vector_tiles[m.source], kgroups) for m in matrices]
+    rounds = [ceil_div(vector_tiles[m.source], kgroups) for m in matrices]
     # Sums of each kind of product, or of the tiles under way, beside those of all.
     separate = ranges is not None and ntiles <= 2 and max(stage.gates for stage in schedule.stages) == 1
     held = max(sums) * ntiles * (12 if separate else 4)
     spare = SPARE[bool(scalers)] if ranges is not None else 56
-    budget = _multiplier_registers(warps, finishers, own, scalers) - spare - max(held, 24)
+    budget = _multiplier_registers(warps, finishers, per_finisher, scalers) - spare - max(held, 24)
     words = (1 if bf16 else 2) * 4
     resident = [0] * len(rounds)
     whole = [
@@ -314,11 +327,11 @@ def _in_registers(
 def _tables(schedule: Schedule, ranges: Ranges | None, row_groups: int, ntiles: int, kgroups: int) -> int:
     """Bytes of barriers and of tables of scales."""
     depth = len(schedule.stages)
-    shared = up((16 * depth + 8) * row_groups, 128) * 128
-    shared += up(depth + len(schedule.matrices), 4) * 16
+    shared = ceil_div((16 * depth + 8) * row_groups, 128) * 128
+    shared += ceil_div(depth + len(schedule.matrices), 4) * 16
     if ranges is not None:
         shared += row_groups * ntiles * (8 * depth * 10 * 4 + kgroups * 128)
-    return up(shared, 128) * 128
+    return ceil_div(shared, 128) * 128
 
 
 def _cycles(
@@ -335,23 +348,25 @@ def _cycles(
     vectors that are there. Several groups overlap until the multiplying warps or the finishers are always busy; which
     of the three it is shows gradually, hence the fourth powers.
     """
-    ntiles, chain, multiplying, finishing = up(rows, 8), 0.0, 0.0, 0.0
-    dealt = [up(up(stage.size, 16), cluster) for stage in schedule.stages]  # unit tiles of the busiest block
+    ntiles, chain, multiplying, finishing = ceil_div(rows, 8), 0.0, 0.0, 0.0
+    dealt = [
+        ceil_div(ceil_div(stage.size, 16), cluster) for stage in schedule.stages
+    ]  # unit tiles of the busiest block
     at_once = min(finishers, max(dealt) * ntiles)
     used = at_once * min(row_groups, finishers // at_once)  # finishers that have something to do
     for s, (stage, most) in enumerate(zip(schedule.stages, dealt, strict=True)):
-        own, work = up(most, mgroups) * mgroups * stage.gates, {True: 0.0, False: 0.0}
+        sums, work = ceil_div(most, mgroups) * mgroups * stage.gates, {True: 0.0, False: 0.0}
         for j, matrix in enumerate(schedule.matrices):
             if matrix.stage == s:  # 8.9 cycles an instruction; weights in shared memory, 128 bytes a cycle
                 source = schedule.stages[matrix.source]
-                inner = up(source.size, 16) * source.sent
+                inner = ceil_div(source.size, 16) * source.sent
                 reloaded = max(0, inner - resident[j] * kgroups)
-                work[schedule.critical[j]] += own * (8.94 * inner * ntiles * 3 / 4 + 4.75 * reloaded * 2)
-        received = up(stage.size, 16) * stage.sent * rows * 64
+                work[schedule.critical[j]] += sums * (8.94 * inner * ntiles * 3 / 4 + 4.75 * reloaded * 2)
+        received = ceil_div(stage.size, 16) * stage.sent * rows * 64
         away = 304 + 0.031 * received if through_l2 else 0.0702 * received
         away += 44.4 * kgroups + 9.1 * (finishers - 4)
         link = 432 + (0 if schedule.backward else 90) + work[True] + away + max(0.0, work[False] - away)
-        more = up(most * ntiles, finishers) - 1  # tiles after a finisher's first
+        more = ceil_div(most * ntiles, finishers) - 1  # tiles after a finisher's first
         extra = stage.gates + stage.sent - 2
         epilogue = 120 * extra if ranges is not None else 546 + 297 * extra
         chain += max(

@@ -65,10 +65,10 @@ template <int S> INLINE float scale_of(const Thread& th, int q, int step, int n)
   load_shared<1>(x, in_scales<S>(th, q, step, n) + 4);
   return x[0];
 }
-template <int S> INLINE void set_scale(const Thread& th, int q, int step, int n, float of_source, float own) {
+template <int S> INLINE void set_scale(const Thread& th, int q, int step, int n, float of_source, float of_sent) {
   u32 at = in_scales<S>(th, q, step, n);
   store_shared(at, inverse(of_source));
-  store_shared(at + 4, own);
+  store_shared(at + 4, of_sent);
 }
 // Of the two batch rows of tile n that a lane of a multiplying warp has sums of.
 template <int S> INLINE void load_pair(const Thread& th, float (&x)[2], int q, int step, int n) {
@@ -93,7 +93,7 @@ struct Walk {
   bool real;
 };
 template <int J> INLINE void enter_part(const Params& p, const Thread& th, Walk& w, int gate) {
-  const Piece& piece = p.matrix[J][BACKWARD ? min(w.part, PIECES - 1) : gate];
+  const MatrixSlice& piece = p.matrix[J][BACKWARD ? min(w.part, PIECES - 1) : gate];
   i64 rs = piece.row, cs = piece.column;
   const float* first = piece.data + (th.member * piece.member + w.row * rs + (w.k * 16 + th.lane % 4 * 2) * cs);
 #pragma unroll
@@ -185,7 +185,7 @@ template <int J, int S> INLINE void load_weights(const Thread& th, const u32 (&r
 // fp32. A few sums at a time, one part after the other, so that those which wait for each other are apart.
 template <int J, int S, int TURNS>
 INLINE void multiply_tiles(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, int i, u32 vec, u32 tail, u32 scales) {
-  constexpr int M = rows(S), GROUP = up(4, M * TURNS) < NTILES ? up(4, M * TURNS) : NTILES;
+  constexpr int M = rows(S), GROUP = ceil_div(4, M * TURNS) < NTILES ? ceil_div(4, M * TURNS) : NTILES;
   u32 a[TURNS][M][PARTS][4];
 #pragma unroll
   for (int t = 0; t < TURNS; t++)
@@ -235,7 +235,7 @@ INLINE void multiply_tiles(const Thread& th, const u32 (&reg)[NREG], Sums<S>& ac
 // All rounds of a matrix so, as many at once as leave enough sums apart.
 template <int J, int S, int I = 0>
 INLINE void multiply_rounds(const Thread& th, const u32 (&reg)[NREG], Sums<S>& acc, u32 vec, u32 tail, u32 scales) {
-  constexpr int Q = source_of(J), ALL = rounds(J), WANTED = up(4, rows(S) * NTILES);
+  constexpr int Q = source_of(J), ALL = rounds(J), WANTED = ceil_div(4, rows(S) * NTILES);
   constexpr bool EVEN = ALL * KGROUPS == vector_tiles(Q);
   constexpr int LEFT = (EVEN ? ALL : ALL - 1) - I, TURNS = LEFT < 1 ? 1 : LEFT < WANTED ? LEFT : WANTED;
   if constexpr (I < ALL) {
@@ -297,7 +297,7 @@ template <int Q> INLINE void await(const Thread& th, int q, int step) {
 INLINE u32 ready_of(u32 base, int q) { return base + (ROW_GROUPS * DEPTH * 2 + q) * 8; }
 // Bytes of so many batch rows of tiles, with all eight scales of each, and of a vector that arrive in a step: every block of
 // the cluster serves the same batch rows.
-INLINE u32 bytes_of(int rows) { return rows * (4 * LANE_BYTES) + up(rows, 8) * SCALE_BYTES; }
+INLINE u32 bytes_of(int rows) { return rows * (4 * LANE_BYTES) + ceil_div(rows, 8) * SCALE_BYTES; }
 template <int S> INLINE u32 arriving(const Thread& th, int q) { return vector_tiles(S) * bytes_of(sent_of(th, q)); }
 // By a finisher, when all warps have the vector: long before any block can send the one of two steps on.
 template <int S> INLINE void rearm(const Thread& th, int q, int step) {

@@ -17,14 +17,14 @@ template <int S> INLINE void scale_stage(const Params& p, const Thread& th, int 
       int q = i / NTILES, nt = i % NTILES, n = nt * 8 + th.lane % 8;
       constexpr int LATE = S == DEPTH - 1 || S == 0 ? before(S) : -1;   // what is looked at here may be a shortcut's
       bool anew = starts<N>(p, th, q, then, n);
-      Bound own = bound<S>(th, largest_addend<S>(p, th, q, step, n), starts<S>(p, th, q, step, n), q, step, n);
+      Bound here = bound<S>(th, largest_addend<S>(p, th, q, step, n), starts<S>(p, th, q, step, n), q, step, n);
       Bound next = bound<N, LATE>(th, largest_addend<N>(p, th, q, then, n), anew, q, then, n);
       float back = inverse(scale_of<before(S)>(th, q, from, n)), own_scale = scale_of<S>(th, q, step, n), scale = own_scale;
       barrier_wait(ready_of(th.base, q), (step * DEPTH + S) & 1);
       if (!is_sent<S>(p, step)) continue;
       float seen = seen_of(th, q, nt) * back;
       if (MIXED) store_shared(in_mosts(th, before(S), q, from, n), seen);
-      float most = next.constant + times(next.late, seen) + times(next.growth, own.constant + times(own.growth, seen));
+      float most = next.constant + times(next.late, seen) + times(next.growth, here.constant + times(here.growth, seen));
       float reach = most * scale;   // the scale that is there serves where it can
       if (within_reach<N>() && !(N == 0 && anew)) most = fmaxf(most, least_after(scale));
       if (!(reach >= 32.0f && reach < 32768 >> margin())) scale = scale_by(most);
@@ -50,13 +50,13 @@ template <int S> INLINE First first_values(const Params& p, const Thread& th, in
   First f;
   int tile = i % vector_tiles(S), part = i / vector_tiles(S), k = tile % tiles(S) * 16 + th.lane % 4 * 2;
   f.q = part / NTILES, f.n = part % NTILES * 8 + th.lane / 4, f.tile = tile * NTILES + part % NTILES;
-  bool given = (BACKWARD ? p.after != nullptr : p.initial_vector[S] != nullptr) && f.n < rows_of(th, f.q);
+  bool given = (BACKWARD ? p.next_delta != nullptr : p.initial_vector[S] != nullptr) && f.n < rows_of(th, f.q);
   i64 b = th.row0 + f.q * ROWS + f.n;
 #pragma unroll
   for (int w = 0; w < 4; w++) {
     f.y[w] = 0.0f;
     if (given && inside<S>(k + within(w)))
-      f.y[w] = BACKWARD ? after_value<S>(p, b, tile / tiles(S), k + within(w))
+      f.y[w] = BACKWARD ? next_delta_value<S>(p, b, tile / tiles(S), k + within(w))
                         : p.initial_vector[S][th.member * p.initial_vector_member[S] + b * size(S) + k + within(w)];
   }
   return f;
@@ -107,13 +107,13 @@ template <int S> INLINE void set_up_factors(const Params& p, const Thread& th) {
 #pragma unroll
   for (int j = 0; j < MATRICES; j++) {
     if (stage_of(j) != S) continue;
-    float own = 0.0f;
+    float largest = 0.0f;
 #pragma unroll
-    for (int i = th.lane; i < SCAN_PIECES; i += 32) own = fmaxf(own, p.most_weights[(th.member * MATRICES + j) * SCAN_PIECES + i]);
+    for (int i = th.lane; i < SCAN_PIECES; i += 32) largest = fmaxf(largest, p.most_weights[(th.member * MATRICES + j) * SCAN_PIECES + i]);
 #pragma unroll
-    for (int i = 16; i; i /= 2) own = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, i));
-    most = fmaxf(most, own);
-    if (th.lane == 0) store_shared(th.base + FACTORS + 4 * (DEPTH + j), own);
+    for (int i = 16; i; i /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, i));
+    most = fmaxf(most, largest);
+    if (th.lane == 0) store_shared(th.base + FACTORS + 4 * (DEPTH + j), largest);
   }
   if (th.lane == 0) store_shared(th.base + FACTORS + 4 * S, scale_by(most));
 }

@@ -29,11 +29,11 @@ template <int S> INLINE bool inside(int e) { return size(S) % 16 == 0 || e < siz
 // the next step's is asked into L2. The
 // base of addresses is one for the warp and the lane's own part fits 32 bits: address arithmetic of 64 bits in each lane
 // took longer than the products.
-INLINE Place place_at(const Params& p, const Thread& th, int q, int step) { return place_of(p, th.member, time_of(p, step), th.row0 + q * ROWS); }
-template <int S> INLINE float* local_of(const Params& p, const Place& w, int k, int n, int e) {
+INLINE RowAddress row_address_at(const Params& p, const Thread& th, int q, int step) { return row_address(p, th.member, time_of(p, step), th.row0 + q * ROWS); }
+template <int S> INLINE float* local_of(const Params& p, const RowAddress& w, int k, int n, int e) {
   return p.local[k] + (w.member * p.batch + w.b) * size(S) + (n * size(S) + e);
 }
-template <int S> INLINE void read_carried(const Params& p, const Place& w, int n, int unit, float* to) {
+template <int S> INLINE void read_carried(const Params& p, const RowAddress& w, int n, int unit, float* to) {
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
     if (reads_local(S, k)) to[loads(S) + k] = *(const volatile float*)local_of<S>(p, w, k, n, unit);
@@ -46,7 +46,7 @@ template <int S> INLINE void read(const Params& p, const Thread& th, const Task&
   // A lane beyond the batch or the units reads what another one reads, and nobody reads what it makes of it: a branch
   // around its loads would part the warp, and choosing zero instead would wait for them here, a visit too early.
   int more = step + 1 < (int)p.steps, near = min(n, rows - 1);
-  Place w = place_at(p, th, q, step), next = place_at(p, th, q, step + more);
+  RowAddress w = row_address_at(p, th, q, step), next = row_address_at(p, th, q, step + more);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float* to = x + i * loaded(S);
@@ -60,7 +60,7 @@ template <int S> INLINE void read(const Params& p, const Thread& th, const Task&
 template <int S> INLINE void read_late(const Params& p, const Thread& th, const Task& it, int q, int step, float* x) {
   int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th), rows = rows_of(th, q);
   if (!it.real || rows <= 0) return;
-  Place w = place_at(p, th, q, step);
+  RowAddress w = row_address_at(p, th, q, step);
 #pragma unroll
   for (int i = 0; i < 4; i++)
     read_carried<S>(p, w, min(n, rows - 1), inside<S>(e + within(i)) ? e + within(i) : size(S) - 1, x + i * loaded(S));
@@ -110,7 +110,7 @@ template <int S> INLINE void total(const Thread& th, const Task& it, int q, int 
 template <int S> INLINE void send_tile(const Thread& th, const Task& it, int share, int tile, const u32 (&words)[4], int q, int step) {
   u32 at = vector_of<S>(th, q, step) + (tile * NTILES + it.nt) * TILE_BYTES + (column_of(th) * 4 + th.lane / 8) * LANE_BYTES;
   u32 bar = barrier_of<S>(th.base, q, step);
-  int each = up(CLUSTER, share);
+  int each = ceil_div(CLUSTER, share);
 #pragma unroll
   for (int d = 0; d < CLUSTER; d++) {
     int to = it.part * each + d;
@@ -132,7 +132,7 @@ template <int S> INLINE Way way_of(const Thread& th, const Task& it, int part, i
 }
 // What the last step ends with goes nowhere, but backward into dh0 where it is wanted.
 template <int S> INLINE bool is_sent(const Params& p, int step) {
-  return S < DEPTH - 1 || step < (int)p.steps - 1 || (BACKWARD && p.initial_sum[0]);
+  return S < DEPTH - 1 || step < (int)p.steps - 1 || (BACKWARD && p.grad_initial_vector[0]);
 }
 // The largest number that is added to the sums of row n in stage S.
 template <int S> INLINE float largest_addend(const Params& p, const Thread& th, int q, int step, int n) {
@@ -145,7 +145,7 @@ template <int S> INLINE float largest_addend(const Params& p, const Thread& th, 
 template <int S> INLINE bool starts(const Params& p, const Thread& th, int q, int step, int n) {
   if constexpr (!HAS_RESET || bounded(S) || (BACKWARD && S > 0)) return false;
   i64 t = BACKWARD ? p.steps - step : step;   // as in `multiply_all`
-  if (n >= rows_of(th, q) || (BACKWARD ? step == 0 && !p.after : step >= (int)p.steps)) return false;
+  if (n >= rows_of(th, q) || (BACKWARD ? step == 0 && !p.next_delta : step >= (int)p.steps)) return false;
   return p.reset[th.member * p.reset_member + t * p.batch + th.row0 + q * ROWS + n];
 }
 // The largest number of batch row lane % 8 of tile nt of the vector that a row group is at, scaled: by four lanes together.
@@ -192,14 +192,14 @@ template <int S, int LATE = -1, int J = 0> INLINE Bound bound(const Thread& th, 
   }
 }
 // What brings sums of a tile back, and its values out of reach of fp16's ends. Scales that change are known with the sums.
-struct Scales { float weights, vector, own; };
+struct Scales { float weights, vector, sent; };
 template <int S> INLINE Scales steady_scales(const Thread& th, const Task& it, int q, int step) {
   Scales s = {inverse(factor<S>(th)), 1.0f / STEADY, STEADY};
   if (TILE_SCALES) s.vector = s.weights;
   if (SCALED || TILE_SCALES) return s;
   if (BY_FIRST_STATE) {
-    s.own = scale_of<S>(th, q, -1, it.nt * 8 + column_of(th));
-    s.vector = inverse(s.own);
+    s.sent = scale_of<S>(th, q, -1, it.nt * 8 + column_of(th));
+    s.vector = inverse(s.sent);
   }
   if (S == 0 && step == 0) s.vector = inverse(scale_of<DEPTH - 1>(th, q, -1, it.nt * 8 + column_of(th)));
   s.vector *= s.weights;   // they are of like size
@@ -221,7 +221,7 @@ template <int ONE, int TWO> INLINE float scale_of_tile(const float* y) {
 }
 // Whether what the units of row n carry from the step before counts for nothing.
 INLINE bool is_fresh(const Params& p, const Thread& th, int q, int step, int n) {
-  if (!HAS_RESET || SLOTS == 0 || n >= rows_of(th, q) || (BACKWARD && step == 0 && !p.after)) return false;
+  if (!HAS_RESET || SLOTS == 0 || n >= rows_of(th, q) || (BACKWARD && step == 0 && !p.next_delta)) return false;
   i64 t = BACKWARD ? p.steps - step : step;   // backward the mark of the step that follows
   return p.reset[th.member * p.reset_member + t * p.batch + th.row0 + q * ROWS + n];
 }
@@ -234,7 +234,7 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
   if (SCALED) {
     float of[2];
     load_shared<2>(of, in_scales<S>(th, q, step, n));
-    by.vector = of[0], by.own = of[1];
+    by.vector = of[0], by.sent = of[1];
   }
   float v[G][4], y[K][4];
 #pragma unroll
@@ -244,7 +244,7 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
     for (int i = 0; i < 4; i++) v[g][i] = (SCALED ? v[g][i] * by.weights : v[g][i]) * by.vector;
   }
   bool fresh = is_fresh(p, th, q, step, n);
-  Place w = place_at(p, th, q, step);
+  RowAddress w = row_address_at(p, th, q, step);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float sum[G], local[LOCALS], sends[K];
@@ -265,10 +265,10 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
 #pragma unroll
   for (int k = 0; k < K; k++) {
     u32 words[4];
-    float own = TILE_SCALES ? scale_of_tile<8, 16>(y[k]) : by.own;
-    tile_words(y[k], own, words);   // by all lanes: the branch is around a store alone
+    float scale = TILE_SCALES ? scale_of_tile<8, 16>(y[k]) : by.sent;
+    tile_words(y[k], scale, words);   // by all lanes: the branch is around a store alone
     u32 at = leaving<S>(th, j * K + k);
-    if (TILE_SCALES && th.lane / 8 == 0) store_shared(at + column_of(th) * 4, inverse(own));   // also where no row is
+    if (TILE_SCALES && th.lane / 8 == 0) store_shared(at + column_of(th) * 4, inverse(scale));   // also where no row is
     if (!leaves) continue;
     if (THROUGH_L2) store_words(at + SCALE_BYTES + (column_of(th) * 4 + th.lane / 8) * LANE_BYTES, words[0], words[1], words[2], words[3]);
     else send_tile<S>(th, it, share(S, j), k * tiles(S) + tile, words, q, step);
@@ -278,7 +278,7 @@ INLINE void finish(const Params& p, const Thread& th, const Task& it, int j, Sca
 template <int S> INLINE void put_out(const Params& p, const Thread& th, const Task& it, const float* out, int q, int step) {
   int n = it.nt * 8 + column_of(th), e = (first_tile<S>(th) + it.local) * 16 + even_row(th);
   if (it.part != 0 || n >= rows_of(th, q)) return;
-  Place w = place_at(p, th, q, step);
+  RowAddress w = row_address_at(p, th, q, step);
 #pragma unroll
   for (int i = 0; i < 4; i++)
     if (inside<S>(e + within(i))) epilogue_store<S>(p, w, n, e + within(i), out + i * stores(S));

@@ -19,18 +19,18 @@
 CONST int place(int s) { constexpr int list[] = {PLACES}; return list[s]; }
 CONST int stride(int s) { constexpr int list[] = {STRIDES}; return list[s]; }
 
-constexpr int TILE_N = up(ROWS, NGROUPS), SPAN_N = TILE_N * NGROUPS;   // batch rows of a warp; in shared memory
+constexpr int TILE_N = ceil_div(ROWS, NGROUPS), SPAN_N = TILE_N * NGROUPS;   // batch rows of a warp; in shared memory
 constexpr int TAIL_VEC = BF16 ? 2 : 1, TAIL_CHUNK = 32 * TAIL_VEC;
-CONST int mine(int s) { return up(size(s), TEAM); }                    // units of a block
-CONST int tile(int s) { return up(mine(s), MGROUPS); }                 // units of a warp
+CONST int mine(int s) { return ceil_div(size(s), TEAM); }                    // units of a block
+CONST int tile(int s) { return ceil_div(mine(s), MGROUPS); }                 // units of a warp
 CONST int rows(int s) { return tile(s) * gates(s); }                   // sums of a warp and batch row
 CONST int sums(int s) { return rows(s) * TILE_N; }
 // The lanes take four elements each while 128 are left, or nearly; then one each (two in bf16).
 CONST int rest(int s) { return length(s) % 128; }
 CONST int rounds(int s) { return length(s) / 128 + (rest(s) > 128 - TAIL_CHUNK ? 1 : 0); }
-CONST int tails(int s) { return rest(s) > 128 - TAIL_CHUNK ? 0 : up(rest(s), TAIL_CHUNK); }
+CONST int tails(int s) { return rest(s) > 128 - TAIL_CHUNK ? 0 : ceil_div(rest(s), TAIL_CHUNK); }
 CONST int padded(int s) { return rounds(s) * 128 + tails(s) * TAIL_CHUNK; }
-CONST int owned(int s) { return up(mine(s) * ROWS, THREADS); }         // units, batch rows that a thread finishes
+CONST int owned(int s) { return ceil_div(mine(s) * ROWS, THREADS); }         // units, batch rows that a thread finishes
 CONST int load_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += owned(i) * loads(i); return n; }
 CONST int local_offset(int k) { int n = 0; for (int i = 0; i < k; i++) n += owned(slot_stage(i)); return n; }
 CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = mine(s) * gates(s) > n ? mine(s) * gates(s) : n; return n; }
@@ -48,12 +48,12 @@ CONST bool crowded(int s) {
 constexpr int PARTIAL = 4 * SPAN_N * places(), MARKS = PARTIAL + 4 * KGROUPS * ROWS * widest();
 constexpr int WEIGHT_BYTES = BF16 ? 2 : 4;
 CONST int weight_offset(int j) {
-  int n = up(MARKS + 8 * ROWS, 128) * 128;
+  int n = ceil_div(MARKS + 8 * ROWS, 128) * 128;
   for (int i = 0; i < j; i++) n += rows(stage_of(i)) * MGROUPS * padded(source_of(i)) * WEIGHT_BYTES;
   return n;
 }
 // The exchange buffer of a team, in words: per stage two copies of (ROWS, quads of words).
-CONST int quads(int s) { return up(length(s), 4); }
+CONST int quads(int s) { return ceil_div(length(s), 4); }
 CONST int slot_offset(int s) { int n = 0; for (int i = 0; i < s; i++) n += 8 * ROWS * quads(i); return n; }
 
 constexpr int NLOAD = load_offset(DEPTH) > 0 ? load_offset(DEPTH) : 1, NLOCAL = SLOTS > 0 ? local_offset(SLOTS) : 1;
@@ -94,7 +94,7 @@ template <int J> INLINE void load_matrix(const Params& p, const Thread& th) {
   int count = count_of<S>(th), first = th.rank * mine(S);
   // Row r is gate r % G of unit r / G. Backward the inner dimension runs over the parts of the vector.
   auto fetch = [&](int r, int k) {
-    const Piece& piece = p.matrix[J][BACKWARD ? min(k / size(Q), sent(Q) - 1) : r % G];
+    const MatrixSlice& piece = p.matrix[J][BACKWARD ? min(k / size(Q), sent(Q) - 1) : r % G];
     if (r / G >= count || k >= length(Q) || !piece.data) return 0.0f;
     return piece.data[th.member * piece.member + (i64)(first + r / G) * piece.row + (i64)(k % size(Q)) * piece.column];
   };
@@ -191,7 +191,7 @@ template <int V> INLINE int index_of(int o, int lane) {   // -1: another lane ha
   int index = o;
 #pragma unroll
   for (int m = 1; m < 32; m *= 2) {
-    int count = up(V, 16 / m), half = (count + 1) / 2;
+    int count = ceil_div(V, 16 / m), half = (count + 1) / 2;
     if (lane & m) index += half;
     if (index >= count) return -1;
   }
@@ -207,7 +207,7 @@ INLINE bool here(const u32 (&w)[4], u32 flag, int count) {
 }
 // Take the team's vector Q of step `seq` into shared memory, every word as soon as it carries the step's flag.
 template <int Q> INLINE void receive(const Thread& th, u32 seq) {
-  constexpr int QUADS = quads(Q), ALL = ROWS * QUADS, NEED = up(ALL, THREADS), BATCH = NEED < 8 ? NEED : 8;
+  constexpr int QUADS = quads(Q), ALL = ROWS * QUADS, NEED = ceil_div(ALL, THREADS), BATCH = NEED < 8 ? NEED : 8;
   constexpr int TAIL = length(Q) % 4;
   const u32* from = th.exchange + fixed<slot_offset(Q)> + (seq & 1) * (ALL * 4);
   u32 flag = flag_of(seq);
@@ -250,7 +250,7 @@ template <int Q> INLINE void receive(const Thread& th, u32 seq) {
 template <int S> INLINE void prefetch(const Params& p, const Thread& th, float (&x)[NLOAD], i64 t) {
   constexpr int M = mine(S);
   int first = th.rank * M, count = count_of<S>(th);
-  Place w = place_of(p, th.member, t, th.row0);
+  RowAddress w = row_address(p, th.member, t, th.row0);
 #pragma unroll
   for (int o = 0; o < owned(S); o++) {
     int i = o * THREADS + (int)threadIdx.x, n = i / M, e = i % M;
@@ -300,7 +300,7 @@ template <int S, bool LAST = false> INLINE void gather(const Thread& th, float (
     reduce<sums(S)>(acc, th.lane);
     constexpr int G = gates(S), M = mine(S) * G;
 #pragma unroll
-    for (int o = 0; o < up(sums(S), 32); o++) {
+    for (int o = 0; o < ceil_div(sums(S), 32); o++) {
       int i = index_of<sums(S)>(o, th.lane), e = th.mg * rows(S) + i / TILE_N, n = th.ng * TILE_N + i % TILE_N;
       if (i >= 0 && e < M && n < ROWS) store_shared(th.base + PARTIAL + ((th.kg * ROWS + n) * M + e) * 4, acc[o]);
     }
@@ -324,23 +324,23 @@ template <int S> INLINE void finish(const Params& p, const Thread& th, float (&x
   constexpr int M = mine(S);
   int first = th.rank * M, count = count_of<S>(th);
   i64 t = BACKWARD ? p.steps - 1 - step : step;
-  Place w = place_of(p, th.member, t, th.row0);
+  RowAddress w = row_address(p, th.member, t, th.row0);
   u32* to = th.exchange + fixed<slot_offset(S)> + (seq & 1) * (ROWS * quads(S) * 4);
 #pragma unroll
   for (int o = 0; o < owned(S); o++) {
     int i = o * THREADS + (int)threadIdx.x, n = i / M, e = i % M;
     if (n < ROWS && e < count) {
-      float v[gates(S)], own[LOCALS], send_[sent(S)], out[stores(S)];
+      float v[gates(S)], unit_locals[LOCALS], outgoing[sent(S)], out[stores(S)];
 #pragma unroll
       for (int g = 0; g < gates(S); g++) v[g] = total<S>(th, n, e, g);
-      take_locals<S>(own, local, o);
-      epilogue<S>(v, x + fixed<load_offset(S)> + o * loads(S), marked(th, n, step & 1), own, send_, out);
-      keep_locals<S>(own, local, o);
+      take_locals<S>(unit_locals, local, o);
+      epilogue<S>(v, x + fixed<load_offset(S)> + o * loads(S), marked(th, n, step & 1), unit_locals, outgoing, out);
+      keep_locals<S>(unit_locals, local, o);
       e += first;
       // Rows beyond the batch are sent too, so that every place is written in every step.
 #pragma unroll
       for (int k = 0; k < sent(S); k++)
-        store_relaxed(to + n * quads(S) * 4 + k * size(S) + e, flagged(n < th.rows ? send_[k] : 0.0f, flag_of(seq)));
+        store_relaxed(to + n * quads(S) * 4 + k * size(S) + e, flagged(n < th.rows ? outgoing[k] : 0.0f, flag_of(seq)));
       if (n < th.rows) epilogue_store<S>(p, w, n, e, out);
     }
   }
@@ -426,8 +426,8 @@ template <int S> INLINE void finish_sums(const Params& p, const Thread& th, floa
       gather<S, true>(th, acc, (int)p.steps & 1);
       for (int i = threadIdx.x; i < M * ROWS; i += THREADS) {
         int n = i / M, e = i % M;
-        if (p.initial_sum[S] && n < th.rows && e < count_of<S>(th))
-          p.initial_sum[S][(th.member * p.batch + th.row0 + n) * size(S) + th.rank * M + e] = total<S>(th, n, e, 0);
+        if (p.grad_initial_vector[S] && n < th.rows && e < count_of<S>(th))
+          p.grad_initial_vector[S][(th.member * p.batch + th.row0 + n) * size(S) + th.rank * M + e] = total<S>(th, n, e, 0);
       }
     }
     finish_sums<S + 1>(p, th, first);
@@ -439,8 +439,8 @@ template <int K> INLINE void finish_locals(const Params& p, const Thread& th, co
 #pragma unroll
     for (int o = 0; o < owned(S); o++) {
       int i = o * THREADS + (int)threadIdx.x, n = i / M, e = i % M;
-      if (p.initial_local[K] && n < th.rows && e < count_of<S>(th))
-        p.initial_local[K][(th.member * p.batch + th.row0 + n) * size(S) + th.rank * M + e] =
+      if (p.grad_initial_local[K] && n < th.rows && e < count_of<S>(th))
+        p.grad_initial_local[K][(th.member * p.batch + th.row0 + n) * size(S) + th.rank * M + e] =
             marked(th, n, (int)p.steps & 1) ? 0.0f : local[fixed<local_offset(K)> + o];
     }
     finish_locals<K + 1>(p, th, local);
@@ -461,8 +461,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(const __grid_con
   u32 seq = 0;
   i64 loaded = -1, end = (team + 1) * p.share < p.items ? (team + 1) * p.share : p.items;
   for (i64 item = team * p.share; item < end; item++) {
-    th.member = item / p.groups;
-    th.row0 = (int)(item % p.groups) * ROWS;
+    th.member = item / p.row_blocks;
+    th.row0 = (int)(item % p.row_blocks) * ROWS;
     th.rows = min(ROWS, (int)p.batch - th.row0);
     __syncthreads();
     if (th.member != loaded) load_matrices<0>(p, th);

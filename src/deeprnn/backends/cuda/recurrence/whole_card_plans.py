@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate, product
 
 from deeprnn.backends.cuda.device import Device
-from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed, up
+from deeprnn.backends.cuda.recurrence.plans import KernelPlan, ceil_div, listed
 from deeprnn.backends.cuda.recurrence.schedule import Schedule
 
 MOST_ROWS = 48
@@ -90,8 +90,8 @@ def whole_card_plans(
     if any(m.delayed != (m.source >= m.stage) for m in schedule.matrices):
         return  # a vector of the step before is wanted when its successor is there: it has one place
     blocks = [(threads, warps) for threads, groups in GROUPS.items() for warps in groups]
-    for teams in range(1, min(device.processors, members * batch) + 1):
-        team = team_size(schedule, device.processors // teams)
+    for teams in range(1, min(device.sm_count, members * batch) + 1):
+        team = team_size(schedule, device.sm_count // teams)
         common = schedule, batch, members, bf16, device, team, teams
         if not any(whole_card_shape(*common, 1, *block) for block in blocks):
             break  # smaller teams have still less room
@@ -103,12 +103,12 @@ def whole_card_plans(
 
 def team_size(schedule: Schedule, blocks: int) -> int:
     """How many of the blocks get anything when every block takes equally many units: 115 of 132 at 800."""
-    return max(up(n, up(n, blocks)) for n in schedule.sizes)
+    return max(ceil_div(n, ceil_div(n, blocks)) for n in schedule.sizes)
 
 
 def rows_of_a_pass(batch: int, members: int, teams: int) -> list[int]:
     """Rows of a pass worth trying: those that fill one, two, ... passes of all teams evenly."""
-    rows = {up(batch, max(1, teams * n // members)) for n in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)}
+    rows = {ceil_div(batch, max(1, teams * n // members)) for n in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)}
     rows |= {min(batch, n) for n in (1, 2, 4, 8, 12, 16, 24, 32, MOST_ROWS)}
     return sorted(n for n in rows if n <= MOST_ROWS)
 
@@ -122,9 +122,11 @@ def whole_card_shape(
         return None  # a block without units sends nothing, so that nobody would wait until it has read
     mgroups, ngroups, kgroups = warps
     stages = schedule.stages
-    mine = [up(n, team) for n in schedule.sizes]
-    tile_m = [up(m, mgroups) * stage.gates for m, stage in zip(mine, stages, strict=True)]  # sums of a warp
-    tile_n = up(rows, ngroups)
+    mine = [ceil_div(n, team) for n in schedule.sizes]
+    tile_m = [
+        ceil_div(m, mgroups) * stage.gates for m, stage in zip(mine, stages, strict=True)
+    ]  # sums of a warp
+    tile_n = ceil_div(rows, ngroups)
     most, most_with_weights = TILES[threads]
     widest = max(tile_m)
     if widest * tile_n > most or widest * tile_n + 4 * widest > most_with_weights:
@@ -144,16 +146,16 @@ def whole_card_shape(
         first = {h: strides[homes.index(h)] for h in sorted(set(homes))}
         starts = dict(zip(first, accumulate(first.values(), initial=0), strict=False))
         vectors = 4 * tile_n * ngroups * sum(first.values())
-        shared = up(vectors + 4 * kgroups * rows * block_sums + 8 * rows, 128) * 128 + weights
+        shared = ceil_div(vectors + 4 * kgroups * rows * block_sums + 8 * rows, 128) * 128 + weights
         if shared <= device.shared_limit:
             break
     else:
         return None
-    items = up(batch, rows) * members
+    items = ceil_div(batch, rows) * members
     used = min(teams, items)
-    passes = up(items, used)
+    passes = ceil_div(items, used)
     cost = passes * _cycles(schedule, bf16, team * used, mine, tile_m, tile_n, rows, threads, warps)
-    words = sum(8 * rows * up(n, 4) for n in schedule.lengths)
+    words = sum(8 * rows * ceil_div(n, 4) for n in schedule.lengths)
     return WholeCardPlan(
         cluster=1, threads=threads, rows=rows, shared=shared, bf16=bf16, cost=cost, team=team, teams=used,
         passes=passes, mgroups=mgroups, ngroups=ngroups, kgroups=kgroups, words=words,
@@ -195,17 +197,17 @@ def _cycles(
     depth, total = len(schedule.stages), 0.0
     for s, stage in enumerate(schedule.stages):
         before = schedule.lengths[(s - 1) % depth]
-        busy = min(mgroups, up(mine[s] * stage.gates, tile_m[s])) * ngroups * kgroups
-        loads = up(rows * up(before, 4), threads)
-        total += 1310 + 1620 * (up(loads, 8) - 1) + 0.075 * rows * before * 4 * blocks / 132
-        total += 5.7 * up(busy, 4) * tile_m[s] * tile_n + 26 * kgroups  # sums over lanes and over warps
+        busy = min(mgroups, ceil_div(mine[s] * stage.gates, tile_m[s])) * ngroups * kgroups
+        loads = ceil_div(rows * ceil_div(before, 4), threads)
+        total += 1310 + 1620 * (ceil_div(loads, 8) - 1) + 0.075 * rows * before * 4 * blocks / 132
+        total += 5.7 * ceil_div(busy, 4) * tile_m[s] * tile_n + 26 * kgroups  # sums over lanes and over warps
         for matrix in schedule.matrices:
             if matrix.stage == s:
                 length = schedule.lengths[matrix.source]
-                rounds = length / 128 if kgroups == 1 else up(up(length, 128), kgroups)
+                rounds = length / 128 if kgroups == 1 else ceil_div(ceil_div(length, 128), kgroups)
                 memory = busy * rounds * (tile_m[s] * (2 if bf16 else 4) + tile_n * 4)
                 each = tile_m[s] * tile_n * 4 + tile_m[s] * (5 if bf16 else 1) + tile_n
-                issue = up(busy, 4) * rounds * each
+                issue = ceil_div(busy, 4) * rounds * each
                 critical = 0.29 * memory + 0.91 * issue + 160 * rounds
                 total += critical if schedule.is_critical(matrix) else 0.68 * max(memory, issue)
     return total
@@ -215,4 +217,4 @@ def _padded(n: int, bf16: bool) -> int:
     """A vector's length in shared memory: rounds of 128, the rest in rounds of 32 (64 in bf16)."""
     chunk = 64 if bf16 else 32
     rest = n % 128
-    return n - rest + (128 if rest > 128 - chunk else up(rest, chunk) * chunk)
+    return n - rest + (128 if rest > 128 - chunk else ceil_div(rest, chunk) * chunk)

@@ -26,11 +26,11 @@ CONST bool resident(int j) { constexpr int list[] = {RESIDENT}; return list[j]; 
 constexpr int WARPS = 8, WORKERS = 32 * WARPS, THREADS = WORKERS + 32;
 constexpr int TILES = ROWS / 16, MINE = TILES / MWARPS;     // tiles of batch rows: of the team, of a warp
 constexpr int TILE_BYTES = 1088;                            // of 16 rows x 16 units: high parts, low parts, a scale for each row
-CONST int groups(int s) { return up(size(s), 16); }
-CONST int own(int s) { return up(groups(s), TEAM); }        // groups of a block
+CONST int groups(int s) { return ceil_div(size(s), 16); }
+CONST int groups_of_block(int s) { return ceil_div(groups(s), TEAM); }        // groups of a block
 CONST int inner(int s) { return groups(s) * sent(s); }      // inner tiles of a stage's vector
-CONST int columns(int s) { return 2 * gates(s) * own(s); }  // tiles of 8 sums
-CONST int tasks(int s) { return TILES * own(s); }           // of a warp: two rows x 16 units, a number for each lane
+CONST int columns(int s) { return 2 * gates(s) * groups_of_block(s); }  // tiles of 8 sums
+CONST int tasks(int s) { return TILES * groups_of_block(s); }           // of a warp: two rows x 16 units, a number for each lane
 CONST int local_offset(int k) { int n = 0; for (int i = 0; i < k; i++) n += tasks(slot_stage(i)); return n; }
 CONST int widest() { int n = 0; for (int s = 0; s < DEPTH; s++) n = columns(s) > n ? columns(s) : n; return n; }
 CONST int widest_copied() {
@@ -45,10 +45,10 @@ constexpr int VECTORS_OF_BUFFER = CHUNK * TILES * TILE_BYTES, BUFFER = VECTORS_O
 
 // Shared memory, in bytes: barriers, the ring, sums, scales of the weights' rows, weights.
 constexpr int RING = 256, SUMS = RING + BUFFERS * BUFFER, SCALES = SUMS + KWARPS * TILES * widest() * 512;
-CONST int scale_offset(int s) { int n = SCALES; for (int i = 0; i < s; i++) n += own(i) * gates(i) * 64; return n; }
+CONST int scale_offset(int s) { int n = SCALES; for (int i = 0; i < s; i++) n += groups_of_block(i) * gates(i) * 64; return n; }
 CONST int weight_bytes(int j) { return inner(source_of(j)) * columns(stage_of(j)) * 512; }
 CONST int weight_offset(int j) {
-  int n = up(scale_offset(DEPTH), 128) * 128;
+  int n = ceil_div(scale_offset(DEPTH), 128) * 128;
   for (int i = 0; i < j; i++) n += resident(i) ? weight_bytes(i) : 0;
   return n;
 }
@@ -104,7 +104,7 @@ template <int S> INLINE u8* vector_at(const Thread& th, i64 step) {
 template <int J> INLINE float weight(const Params& p, const Thread& th, int unit, int gate, int tile, int k) {
   constexpr int S = stage_of(J), Q = source_of(J);
   int part = tile / groups(Q), e = tile % groups(Q) * 16 + k;
-  const Piece& piece = p.matrix[J][BACKWARD ? part : gate];
+  const MatrixSlice& piece = p.matrix[J][BACKWARD ? part : gate];
   if (unit >= size(S) || e >= size(Q) || !piece.data) return 0.0f;
   return piece.data[th.member * piece.member + (i64)unit * piece.row + (i64)e * piece.column];
 }
@@ -128,8 +128,8 @@ INLINE float scale_of(u32 largest) { return power(shift_of(largest)); }   // bri
 template <int S> INLINE void scale_rows(const Params& p, const Thread& th) {
   if constexpr (S < DEPTH) {
     constexpr int G = gates(S);
-    for (int r = th.warp; r < own(S) * G * 16; r += WARPS + 1) {
-      int unit = (th.rank * own(S) + r / (16 * G)) * 16 + r % 16, gate = r / 16 % G;
+    for (int r = th.warp; r < groups_of_block(S) * G * 16; r += WARPS + 1) {
+      int unit = (th.rank * groups_of_block(S) + r / (16 * G)) * 16 + r % 16, gate = r / 16 % G;
       u32 most = __float_as_uint(largest_weight<S>(p, th, unit, gate));
 #pragma unroll
       for (int m = 16; m > 0; m >>= 1) {
@@ -147,7 +147,7 @@ template <int J> INLINE void split_weights(const Params& p, const Thread& th) {
     for (int i = threadIdx.x; i < inner(source_of(J)) * N * 32; i += THREADS) {
       int lane = i % 32, n = i / 32 % N, tile = i / (32 * N);
       int group = n / (2 * G), gate = n / 2 % G, u = n % 2 * 8 + lane / 4, k = lane % 4 * 2;
-      int unit = (th.rank * own(S) + group) * 16 + u;
+      int unit = (th.rank * groups_of_block(S) + group) * 16 + u;
       float scale[1];
       load_shared<1>(scale, th.base + fixed<scale_offset(S)> + ((group * G + gate) * 16 + u) * 4);
       auto part = [&](int at) { return scale[0] * weight<J>(p, th, unit, gate, tile, at); };
@@ -186,7 +186,7 @@ struct Copier {   // by one thread
   Thread& th;
   i64 step;
   template <int J> METHOD void operator()() {
-    constexpr int Q = source_of(J), TILE = TILES * TILE_BYTES, CHUNKS = up(inner(Q), CHUNK);
+    constexpr int Q = source_of(J), TILE = TILES * TILE_BYTES, CHUNKS = ceil_div(inner(Q), CHUNK);
     constexpr int WEIGHTS = resident(J) ? 0 : columns(stage_of(J)) * 512;   // of an inner tile
     const u8* vector = vector_at<Q>(th, delayed(J) ? step - 1 : step);
     const u8* weights = th.spill + fixed<spill_offset(J)> + (i64)th.rank * weight_bytes(J);
@@ -302,7 +302,7 @@ template <int S, bool ONLY_DELAYED = false> INLINE void multiply(const Params& p
 struct Task { int tile, group, row, unit; };   // tile of batch rows, group of units of the block; the lane's row and unit
 template <int S> INLINE Task task_of(const Thread& th, int o) {
   int i = o * WARPS + th.warp, tile = i / 8 % TILES, group = i / (8 * TILES);
-  return {tile, group, tile * 16 + i % 8 * 2 + th.lane / 16, (th.rank * own(S) + group) * 16 + th.lane % 16};
+  return {tile, group, tile * 16 + i % 8 * 2 + th.lane / 16, (th.rank * groups_of_block(S) + group) * 16 + th.lane % 16};
 }
 template <int S> INLINE bool real(const Thread& th, const Task& task) { return task.row < th.rows && task.unit < size(S); }
 // Where a tile of a product has row r and unit u of 16: the lane, and which of its four numbers.
@@ -330,7 +330,7 @@ template <int S> INLINE void send_units(const Thread& th, const Task& task, int 
     most = other > most ? other : most;
   }
   float scale = scale_of(most), mine = v * scale, neighbour = __shfl_xor_sync(0xffffffffu, mine, 1);
-  int u = th.lane % 16, r = task.row % 16, group = th.rank * own(S) + task.group;
+  int u = th.lane % 16, r = task.row % 16, group = th.rank * groups_of_block(S) + task.group;
   if (u % 2 || group >= groups(S)) return;
   u32 high, low;
   two_parts(mine, neighbour, high, low);
@@ -346,7 +346,7 @@ INLINE void all_sent(const Thread& th) {
 }
 
 template <int S> INLINE void prefetch(const Params& p, const Thread& th, float* x, i64 t) {
-  Place w = place_of(p, th.member, t, th.row0);
+  RowAddress w = row_address(p, th.member, t, th.row0);
 #pragma unroll
   for (int o = 0; o < tasks(S); o++) {
     Task task = task_of<S>(th, o);
@@ -360,7 +360,7 @@ template <int S> INLINE void prefetch(const Params& p, const Thread& th, float* 
 // registers, before.
 CONST bool late(int s) { return tasks(s) * stores(s) <= 24; }
 template <int S> INLINE void store_late(const Params& p, const Thread& th, const float* out, i64 t) {
-  Place w = place_of(p, th.member, t, th.row0);
+  RowAddress w = row_address(p, th.member, t, th.row0);
 #pragma unroll
   for (int o = 0; o < tasks(S); o++) {
     Task task = task_of<S>(th, o);
@@ -369,7 +369,7 @@ template <int S> INLINE void store_late(const Params& p, const Thread& th, const
 }
 template <int S>
 INLINE void finish(const Params& p, const Thread& th, const float* x, float (&local)[NLOCAL], float* kept, i64 step, i64 t) {
-  Place w = place_of(p, th.member, t, th.row0);
+  RowAddress w = row_address(p, th.member, t, th.row0);
 #pragma unroll
   for (int o = 0; o < tasks(S); o++) {
     Task task = task_of<S>(th, o);
@@ -444,8 +444,8 @@ template <int K> INLINE void finish_locals(const Params& p, const Thread& th, co
 #pragma unroll
     for (int o = 0; o < tasks(S); o++) {
       Task task = task_of<S>(th, o);
-      if (p.initial_local[K] && real<S>(th, task))
-        p.initial_local[K][(th.member * p.batch + th.row0 + task.row) * size(S) + task.unit] =
+      if (p.grad_initial_local[K] && real<S>(th, task))
+        p.grad_initial_local[K][(th.member * p.batch + th.row0 + task.row) * size(S) + task.unit] =
             mark_at(p, th, 0, task.row) ? 0.0f : local[fixed<local_offset(K)> + o];
     }
     finish_locals<K + 1>(p, th, local);
@@ -460,8 +460,8 @@ template <int S> INLINE void finish_sums(const Params& p, Thread& th) {
 #pragma unroll
       for (int o = 0; o < tasks(S); o++) {
         Task task = task_of<S>(th, o);
-        if (p.initial_sum[S] && real<S>(th, task))
-          p.initial_sum[S][(th.member * p.batch + th.row0 + task.row) * size(S) + task.unit] = sum_of<S>(th, task, 0);
+        if (p.grad_initial_vector[S] && real<S>(th, task))
+          p.grad_initial_vector[S][(th.member * p.batch + th.row0 + task.row) * size(S) + task.unit] = sum_of<S>(th, task, 0);
       }
       sync_some<WORKERS>();
     }
@@ -516,8 +516,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(const __grid_con
   }
   i64 loaded = -1, end = (team + 1) * p.share < p.items ? (team + 1) * p.share : p.items;
   for (i64 item = team * p.share; item < end; item++) {
-    th.member = item / p.groups;
-    th.row0 = (int)(item % p.groups) * ROWS;
+    th.member = item / p.row_blocks;
+    th.row0 = (int)(item % p.row_blocks) * ROWS;
     th.rows = min(ROWS, (int)p.batch - th.row0);
     if (th.member != loaded) {
       scale_rows<0>(p, th);

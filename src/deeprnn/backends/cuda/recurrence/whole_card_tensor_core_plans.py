@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deeprnn.backends.cuda.device import Device
-from deeprnn.backends.cuda.recurrence.plans import KernelPlan, listed, up
+from deeprnn.backends.cuda.recurrence.plans import KernelPlan, ceil_div, listed
 from deeprnn.backends.cuda.recurrence.schedule import Schedule
 
 WARPS = 8  # that multiply; one more starts copies
@@ -111,20 +111,20 @@ def whole_card_tensor_core_shape(
         any(m.stage == s and schedule.is_critical(m) for m in schedule.matrices) for s in range(len(stages))
     ):
         return None  # a stage that waits for no vector could overtake the others
-    of_stage = [up(stage.size, 16) for stage in stages]
+    of_stage = [ceil_div(stage.size, 16) for stage in stages]
     if groups > max(of_stage):
         return None
-    team = max(up(n, groups) for n in of_stage)
-    if team > device.processors:
+    team = max(ceil_div(n, groups) for n in of_stage)
+    if team > device.sm_count:
         return None
-    own = [up(n, team) for n in of_stage]
-    columns = [2 * stage.gates * n for stage, n in zip(stages, own, strict=True)]
-    if max(columns) * 4 * (tiles // over_rows) > MOST_SUMS or tiles * max(own) > MOST_EPILOGUES:
+    of_block = [ceil_div(n, team) for n in of_stage]
+    columns = [2 * stage.gates * n for stage, n in zip(stages, of_block, strict=True)]
+    if max(columns) * 4 * (tiles // over_rows) > MOST_SUMS or tiles * max(of_block) > MOST_EPILOGUES:
         return None
     inner = [n * stage.sent for n, stage in zip(of_stage, stages, strict=True)]
     fixed = 256 + over_inner * tiles * max(columns) * 512
-    fixed += sum(n * stage.gates * 64 for n, stage in zip(own, stages, strict=True))
-    room = (device.shared_limit if limit is None else limit) - up(fixed, 128) * 128
+    fixed += sum(n * stage.gates * 64 for n, stage in zip(of_block, stages, strict=True))
+    room = (device.shared_limit if limit is None else limit) - ceil_div(fixed, 128) * 128
     sizes = [inner[m.source] * columns[m.stage] * 512 for m in schedule.matrices]
     chunk, buffer = _buffer(tiles, 0, over_inner)
     resident = _fitting(sizes, room - FEWEST_BUFFERS * buffer)
@@ -139,18 +139,18 @@ def whole_card_tensor_core_shape(
     if members > 1 and not all(resident):
         return None  # weights outside of shared memory have one place
     buffers = min(MOST_BUFFERS, free // buffer)
-    shared = up(fixed + buffers * buffer, 128) * 128 + sum(
+    shared = ceil_div(fixed + buffers * buffer, 128) * 128 + sum(
         n for n, stays in zip(sizes, resident, strict=True) if stays
     )
-    items = up(batch, rows) * members
-    teams = min(device.processors // team, items)
-    passes = up(items, teams)
-    cost = passes * _cycles(schedule, rows, teams * team, own, columns, inner, sizes, resident)
+    items = ceil_div(batch, rows) * members
+    teams = min(device.sm_count // team, items)
+    passes = ceil_div(items, teams)
+    cost = passes * _cycles(schedule, rows, teams * team, of_block, columns, inner, sizes, resident)
     vectors = 128 + sum(2 * n * tiles * TILE_BYTES for n in inner)
     spilled = sum(n * team for n, stays in zip(sizes, resident, strict=True) if not stays)
     return WholeCardTensorCorePlan(
         cluster=1, threads=32 * (WARPS + 1), rows=rows, shared=shared, bf16=False, cost=cost, team=team, teams=teams,
-        passes=passes, groups=max(own), chunk=chunk, buffers=buffers, resident=tuple(resident), words=vectors // 4,
+        passes=passes, groups=max(of_block), chunk=chunk, buffers=buffers, resident=tuple(resident), words=vectors // 4,
         spilled_words=spilled // 4,
     )  # fmt: skip
 
@@ -172,8 +172,8 @@ def _fitting(sizes: list[int], room: int) -> list[bool]:
 
 
 def _cycles(
-    schedule: Schedule, rows: int, blocks: int, own: list[int], columns: list[int], inner: list[int], sizes: list[int],
-    resident: list[bool],
+    schedule: Schedule, rows: int, blocks: int, of_block: list[int], columns: list[int], inner: list[int],
+    sizes: list[int], resident: list[bool],
 ) -> float:  # fmt: skip
     """Cycles per step; least squares over results/bench/h200-whole-card-tensor-core.jsonl, within 24 % of each shape.
 
@@ -184,9 +184,9 @@ def _cycles(
         products = copied = 0.0
         for j, matrix in enumerate(schedule.matrices):
             if matrix.stage == s:
-                turns = up(inner[matrix.source], over_inner) * (tiles // over_rows)
+                turns = ceil_div(inner[matrix.source], over_inner) * (tiles // over_rows)
                 products += turns * (325 + 70.3 * columns[s])
                 copied += inner[matrix.source] * tiles * TILE_BYTES + (0 if resident[j] else sizes[j])
-        epilogues = tiles * own[s] * (99 + 55.8 * (stage.gates * over_inner + 4 * stage.sent))
+        epilogues = tiles * of_block[s] * (99 + 55.8 * (stage.gates * over_inner + 4 * stage.sent))
         total += 2206 + epilogues + products + copied * (0.00315 + 0.0000169 * blocks)
     return total

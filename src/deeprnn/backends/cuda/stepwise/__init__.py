@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from deeprnn.backends import plain
+from deeprnn.backends.call import Case, Gradients, Inputs
 from deeprnn.backends.cuda import nvrtc
 from deeprnn.backends.cuda.device import Device, device_of, index_of, nvidia
 from deeprnn.backends.cuda.driver import Kernel
-from deeprnn.backends.cuda.epilogue import Code, Options, code
-from deeprnn.backends.cuda.recurrence.launch import sent_states
+from deeprnn.backends.cuda.epilogue import Epilogue, EpilogueOptions, epilogue_of
 from deeprnn.backends.cuda.recurrence.parameters import Arguments, headers, parameter_block
 from deeprnn.backends.cuda.recurrence.run import (
     dense,
@@ -31,23 +31,22 @@ from deeprnn.backends.cuda.recurrence.run import (
     state_gradient,
     with_first,
 )
-from deeprnn.backends.cuda.recurrence.schedule import NotScheduled, Schedule, schedule
-from deeprnn.backends.protocol import Case, Gradients, Inputs
-from deeprnn.cells.adjoint import adjoint
+from deeprnn.backends.cuda.recurrence.schedule import NotScheduled, Schedule, schedule, sent_states
+from deeprnn.cells.adjoint import adjoint_of
 
 THREADS = 128
 
 
 @lru_cache(maxsize=512)
-def load_kernel(own: Code, stage: int, device: int) -> Kernel:
+def load_kernel(epilogue: Epilogue, stage: int, device: int) -> Kernel:
     """The epilogue of one stage."""
-    return Kernel(compile_stage(own, stage, device_of(device)), "epilogue_step", device)
+    return Kernel(compile_stage(epilogue, stage, device_of(device)), "epilogue_step", device)
 
 
-def compile_stage(own: Code, stage: int, device: Device) -> bytes:
+def compile_stage(epilogue: Epilogue, stage: int, device: Device) -> bytes:
     """The machine code of a stage's epilogue; needs no GPU."""
     macros = {"STAGE": str(stage)}
-    return nvrtc.cubin("stepwise/stepwise.cu", macros, device.arch, headers(own))
+    return nvrtc.cubin("stepwise/stepwise.cu", macros, device.arch, headers(epilogue))
 
 
 class Stepwise:
@@ -79,10 +78,11 @@ class Stepwise:
         if stored[0].numel() == 0:
             return stored
         inputs = rounded(dense(inputs), case)
-        own = code(schedule(cell, False, strict=False), Options(inputs.reset is not None, keep))
+        options = EpilogueOptions(inputs.reset is not None, keep)
+        epilogue = epilogue_of(schedule(cell, False, strict=False), options)
         arguments = Arguments(inputs, stored)
-        arguments.locals = first_locals(own, inputs, stored[0])
-        loop = Loop(own, arguments, stored[0])
+        arguments.locals = first_locals(epilogue, inputs, stored[0])
+        loop = Loop(epilogue, arguments, stored[0])
         for stage, vector in sent_vectors(cell, inputs, False, strict=False).items():
             first = vector if inputs.reset is None else _cleared(vector, inputs.reset)
             loop.vectors[stage].next[1].copy_(first.reshape(loop.vectors[stage].next[1].shape))
@@ -95,23 +95,24 @@ class Stepwise:
     ) -> Gradients:
         """The gradients of pre-activations and first states."""
         cell, like = case.cell, stored[0]
-        delta = like.new_empty(*like.shape[:-1], adjoint(cell).width)
+        delta = like.new_empty(*like.shape[:-1], adjoint_of(cell).width)
         if delta.numel() == 0:
             return Gradients(delta, [torch.zeros_like(x) for x in inputs.states])
         inputs = rounded(dense(inputs), case)
         gradients, first = moved_to_states(cell, gradients, stored, inputs)
-        own_gradients = [None if g is None else g.contiguous() for g in gradients]
-        options = Options(inputs.reset is not None, gradients=tuple(g is not None for g in own_gradients))
-        own = code(schedule(cell, True, strict=False), options)
+        dense_gradients = [None if g is None else g.contiguous() for g in gradients]
+        has_gradient = tuple(g is not None for g in dense_gradients)
+        options = EpilogueOptions(inputs.reset is not None, gradients=has_gradient)
+        epilogue = epilogue_of(schedule(cell, True, strict=False), options)
         lead = (*like.shape[:-3], like.shape[-2])
-        arguments = Arguments(inputs, [x.contiguous() for x in stored], (), own_gradients, delta)
-        arguments.locals = [like.new_zeros(*lead, n) for n in own.slots]
-        loop = Loop(own, arguments, like)
+        arguments = Arguments(inputs, [x.contiguous() for x in stored], (), dense_gradients, delta)
+        arguments.locals = [like.new_zeros(*lead, n) for n in epilogue.slots]
+        loop = Loop(epilogue, arguments, like)
         loop.run()
         sums = {stage: loop.delayed_sums(stage) for stage in sent_states(cell, True, strict=False)}
         states = []
         for i in range(len(cell.states)):
-            slot = own.finals[i]
+            slot = epilogue.finals[i]
             carried = None if slot is None else arguments.locals[slot]
             if carried is not None and inputs.reset is not None:
                 carried = _cleared(carried, inputs.reset)
@@ -142,8 +143,8 @@ class _StepArguments(ctypes.Structure):
 class Loop:
     """A pass over all steps: per stage its products, then its epilogue."""
 
-    def __init__(self, own: Code, arguments: Arguments, like: Tensor) -> None:
-        self.own, self.schedule, inputs = own, own.schedule, arguments.inputs
+    def __init__(self, epilogue: Epilogue, arguments: Arguments, like: Tensor) -> None:
+        self.epilogue, self.schedule, inputs = epilogue, epilogue.schedule, arguments.inputs
         self.steps, batch = like.shape[-3], like.shape[-2]
         self.members = inputs.members or 1
         self.rows = self.members * batch
@@ -154,9 +155,9 @@ class Loop:
         ]
         self.vectors = [self._vector(like, shape, stage.sent * stage.size) for stage in self.schedule.stages]
         self.weights = [_joined(self.schedule, m, inputs, self.members) for m in self.schedule.matrices]
-        self.block = parameter_block(own, arguments, like)
+        self.block = parameter_block(epilogue, arguments, like)
         device = index_of(self.device)
-        self.kernels = [load_kernel(own, s, device) for s in range(len(self.schedule.stages))]
+        self.kernels = [load_kernel(epilogue, s, device) for s in range(len(self.schedule.stages))]
         self.arguments = arguments  # kept: the kernels read at their addresses
 
     @staticmethod
@@ -177,8 +178,8 @@ class Loop:
         """After the last step: what comes back to the vector that this stage sent before the first one."""
         self._products(stage, self.steps, only_delayed=True)
         sums = self.sums[stage].clone()
-        own = self.arguments.inputs.states[0].dim() == 3
-        return sums if own else sums.squeeze(0)
+        epilogue = self.arguments.inputs.states[0].dim() == 3
+        return sums if epilogue else sums.squeeze(0)
 
     def _products(self, s: int, step: int, only_delayed: bool) -> None:
         started, target = False, self.sums[s]
@@ -198,9 +199,9 @@ class Loop:
         pointers = (vector.now, vector.next[step % 2]) if stage.sent else (None, None)
         sums = self.sums[s].data_ptr() if stage.gates else None
         now, later = (None if x is None else x.data_ptr() for x in pointers)
-        own = _StepArguments(sums, now, later, self.members, t)
+        epilogue = _StepArguments(sums, now, later, self.members, t)
         blocks = -(-self.rows * stage.size // THREADS)
-        self.kernels[s].launch(blocks, THREADS, [self.block, own], self.device)
+        self.kernels[s].launch(blocks, THREADS, [self.block, epilogue], self.device)
 
 
 def _joined(schedule: Schedule, matrix, inputs: Inputs, members: int) -> Tensor:

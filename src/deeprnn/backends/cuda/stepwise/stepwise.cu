@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(128) epilogue_step(const __grid_con
   if (i >= rows * N) return;
   int e = (int)(i % N);
   i64 row = i / N, member = row / p.batch, b = row % p.batch;
-  Place w = place_of(p, member, step.t, b);
+  RowAddress w = row_address(p, member, step.t, b);
   float sum[G > 0 ? G : 1], x[loads(S) > 0 ? loads(S) : 1], local[LOCALS], send[K > 0 ? K : 1], out[stores(S)];
 #pragma unroll
   for (int g = 0; g < G; g++) sum[g] = step.sums[(row * G + g) * N + e];

@@ -123,9 +123,9 @@ extern "C" __global__ void __launch_bounds__(32 * SUMMING)
         }
       }
       from = fmaf(g[note], logistic(a), from);
-      float own = values[note];
-      if (own == 0.0f) continue;
-      a = fmaf(own, W[note * HIDDEN + d], a);
+      float of_note = values[note];
+      if (of_note == 0.0f) continue;
+      a = fmaf(of_note, W[note * HIDDEN + d], a);
       float sum = 0.0f, total = 0.0f;
       for (int i = note + 1; i < NOTES; i++) {
         float value = values[i];
@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(32 * SUMMING)
         a = fmaf(value, W[i * HIDDEN + d], a);
       }
       float s = logistic(a);
-      into = fmaf(own, fmaf(sum, s * (1.0f - s), total), into);
+      into = fmaf(of_note, fmaf(sum, s * (1.0f - s), total), into);
     }
   part[0][warp][lane] = into;
   part[1][warp][lane] = from;

@@ -92,12 +92,12 @@ extern "C" __global__ void __launch_bounds__(256)
   good[member] = fine;
   factor[member] = fine ? scale : 0.0f;
   if (fine) {
-    double* own = sums + member;
-    own[NATS * stride] += cost;
-    own[COUNT * stride] += (double)count[member * counts];
-    own[NORM * stride] += length;
-    own[CLIPPED * stride] += scale < 1.0f;
-    own[UPDATES * stride] += 1.0;
+    double* totals = sums + member;
+    totals[NATS * stride] += cost;
+    totals[COUNT * stride] += (double)count[member * counts];
+    totals[NORM * stride] += length;
+    totals[CLIPPED * stride] += scale < 1.0f;
+    totals[UPDATES * stride] += 1.0;
   } else if (bad[member] < 0) {
     bad[member] = *update;
   }
