@@ -33,9 +33,10 @@ EACH = pytest.mark.parametrize("name", LAYERS)
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    """No call is known from another test."""
+    """No call is known from another test, and numbers are the same in every run: bounds are close to what is reached."""
     direct._calls.clear()
     direct._seen_once.clear()
+    torch.manual_seed(0)
 
 
 NEVER_IN_LOOP = -(2**60)
