@@ -33,7 +33,7 @@ EACH = pytest.mark.parametrize("name", LAYERS)
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    """No call is known from another test, and numbers are the same in every run: bounds are close to what is reached."""
+    """No call is known from another test; numbers are the same in every run, for bounds are close to results."""
     direct._calls.clear()
     direct._seen_once.clear()
     torch.manual_seed(0)
