@@ -84,18 +84,17 @@ def transition_wiring(spec: PlusSpec) -> Wiring | None:
 # ---- cells
 
 
+def _needs_input_alone(signature: plans.StepSignature) -> bool:
+    """Whether all that enters the loop is a product of x: nothing drawn, and states in one part each."""
+    if signature.enters != "x" or signature.masks or signature.draws or any(signature.needed):
+        return False
+    return signature.parts == tuple((k, None) for k in range(len(signature.parts)))
+
+
 def cell_wiring(plan: StepPlan, shapes: Sequence[tuple[int, ...]]) -> Wiring | None:
     """That of a traced cell with these parameters, where its description takes them as they are or in slices."""
     signature = plan.signature
-    if (
-        signature is None
-        or signature.enters != "x"
-        or signature.masks
-        or signature.draws
-        or any(signature.needed)
-    ):
-        return None
-    if signature.parts != tuple((k, None) for k in range(len(signature.parts))):
+    if signature is None or not _needs_input_alone(signature):
         return None
     graph: fx.GraphModule = getattr(plans.GRAPHS, f"{plan.key}/fixed")
     results = _pieces(graph.graph, shapes)
@@ -158,15 +157,7 @@ def call_cell_directly(
 
 def _direct_cell(cell: Cell, plan: StepPlan, inputs: int) -> DirectCell | None:
     signature = plan.signature
-    if (
-        signature is None
-        or signature.enters != "x"
-        or signature.masks
-        or signature.draws
-        or any(signature.needed)
-    ):
-        return None
-    if signature.parts != tuple((k, None) for k in range(len(signature.parts))):
+    if signature is None or not _needs_input_alone(signature):
         return None
     graph: fx.GraphModule = getattr(plans.GRAPHS, f"{plan.key}/fixed")
     ends = [0, *accumulate(signature.counts)]
